@@ -340,7 +340,7 @@ def convolutions(data: Path) -> list[Convolutions]:
         batch = statistics.median(cell.place.batch_size for cell in column.cells)
         half = column.cells[0].place.half
         place = Place(gpu=REFERENCE, precision="fp16" if half else "tf32", batch_size=batch)
-        logs, _ = steps_elsewhere(column.cells, [place])
+        logs, _ = steps_elsewhere(tuple(column.cells), (place,))
         counted.append(
             Convolutions(
                 column=column,
@@ -426,7 +426,7 @@ def estimated(row: Convolutions, fixed_s: float, known: Utilisation) -> Iterator
         step_s = fixed_s + row.flops_per_sample * cell.place.batch_size / (known.share * peak)
         place = Place(gpu=REFERENCE, precision=cell.place.precision, batch_size=cell.place.batch_size)
         counted = Measured(place=place, step_time_s=step_s, kind="convolution", flops_per_sample=row.flops_per_sample)
-        logs, covariance = steps_elsewhere([counted], [cell.place])
+        logs, covariance = steps_elsewhere((counted,), (cell.place,))
         yield Estimated(
             row=row,
             cell=cell,

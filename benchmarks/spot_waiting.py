@@ -9,7 +9,7 @@ deadline of `DEADLINE` times the work stands beside the share of jobs that kept 
 
 ``shown`` is the time of a plan, and ``simulated`` the median of its possible runs. ``first_`` is the plan of who saw
 nothing of the pool. ``blind`` is the simulated one where a lost machine can be had again at once. ``certain`` believes
-all of what was seen, in place of `TOLD_BY_THE_PAST` of it.
+all of what was seen, in place of `PAST_WEIGHT` of it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from hetopt.optimizer.convergence.convergence import GivenSteps
 from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, possible_runs
 from hetopt.optimizer.cost.preemption_rate import (
+    PAST_WEIGHT,
     RECORDED,
-    TOLD_BY_THE_PAST,
     ObservedPreemptions,
     Outages,
     PreemptionRatePosterior,
@@ -167,7 +167,7 @@ def simulated_s(job: Job, belief: PreemptionRatePosterior) -> tuple[float, ...]:
     )
 
 
-def believed(job: Job, *, weight: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
+def believed(job: Job, *, weight: float = PAST_WEIGHT) -> PreemptionRatePosterior:
     """Return what a plan believes that trusts so much of what was seen, by a prior that knows all pools but the job's.
 
     All these types are in the advisor's last band, whose prior was told by the twelve pools together: by eleven, 92 in

@@ -153,10 +153,10 @@ def believing(believed: Beliefs, *, jobs: Sequence[str], gpu: str | None = None)
     def left(facts: JobFacts) -> GpuModel:
         return believed[facts].without(jobs=jobs, gpu=gpu)
 
-    gpu_transfer.transferred.cache_clear()
+    gpu_transfer.steps_elsewhere.cache_clear()
     with mock.patch.object(gpu_transfer, "gpu_model", left):
         yield
-    gpu_transfer.transferred.cache_clear()
+    gpu_transfer.steps_elsewhere.cache_clear()
 
 
 @dataclass(frozen=True, kw_only=True)

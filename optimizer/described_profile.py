@@ -1,4 +1,4 @@
-"""Profile of a job that was described and not measured: counted operations and bytes in the place of timings."""
+"""Profile of a job that was described and not measured: counted operations and bytes in place of timings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HARDLY_USED = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """Past training of the described job: its wall time, seconds, and the GPUs (type and number) that it ran on."""
+    """Past training of the described job: wall time, seconds, and the GPUs (type and number) that were used."""
 
     took_s: float
     gpus: Accelerator
@@ -72,7 +72,7 @@ class Timed:
         return utilisation_prior().transformer.usual * self._most_flops(precision)
 
     def _most_flops(self, precision: Precision) -> float:
-        """Return the operations that the GPUs can do in that time, at their peak rate.
+        """Return the floating-point operations that the GPUs can do in ``took_s`` at their peak rate.
 
         Raises:
             BadInput: no rates of the GPU are published.
@@ -99,8 +99,8 @@ class Timed:
     ) -> Counted:
         """Return ``counted`` rescaled so that a sample takes as long as it did in the timed training.
 
-        Its spread is then the one between GPUs. A training that hardly used its GPUs leaves its seconds a sample as
-        ``unexplained_s``.
+        ``log_sd`` becomes the spread between GPUs. If the training used less than `HARDLY_USED` of its GPUs' peak, its
+        seconds a sample are kept as ``unexplained_s``.
 
         Args:
             counted: operations and bytes of a sample, by count.
@@ -110,8 +110,8 @@ class Timed:
             precision: number format in which matrices were multiplied.
 
         Raises:
-            BadInput: the training cannot have been so: no rates of its GPUs are published, it was above their peak
-                rate, or their memory does not hold a step of one sample.
+            BadInput: no rates of the GPUs are published, the training would be above their peak rate, or their memory
+                does not hold a step of one sample.
         """
         share, gpu, gpus = self.utilisation(count, recipe, samples, precision), gpu_of(self.gpus), self.gpus.count
         assert gpu is not None
@@ -149,12 +149,12 @@ def described_profile(
 
     Args:
         count: counts of the model.
-        samples: number that the whole training passes over; the data set of the profile.
+        samples: number that the whole training passes over; the profile's data set has as many.
         batch_size: samples of a step.
-        precisions: that its matrix products may be in, the usual one first, each with a device of the profile.
+        precisions: of matrix products, the usual one first; the profile has a device for each.
         now: the profile's date.
         recipe: how the model is trained.
-        timed: a past training of the job, whose time then replaces that by operations; None: times are by operations.
+        timed: a past training of the job, by which step times are scaled; None: there was none.
 
     Raises:
         BadInput: the timed training is impossible, see `Timed.by_time`.

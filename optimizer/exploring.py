@@ -1,4 +1,4 @@
-"""Choice of the next cluster layout to measure: the probe that tells most for its price, while it is worth that.
+"""Choice of the next cluster layout to measure: the probe that removes most variance for its price.
 
 A choice among clusters that is made with an error of variance v in the log of their time costs about v / 2 of the job
 (to second order around the best choice), so a probe that takes a share r of that variance is worth r v / 2 of the job.
@@ -58,10 +58,10 @@ def suggest(
 
     Args:
         known: steps that were measured so far.
-        spent_usd: what measuring them cost.
+        spent_usd: cost of measuring those, USD.
         candidates: configurations that are to be predicted, and may be measured.
-        price_usd: returns the price of measuring a configuration, USD, by the seconds of its step (None: not known
-            yet).
+        price_usd: returns the price of measuring a configuration, USD, given the predicted seconds of its step (None:
+            not predictable yet).
         budget_usd: most USD for all probes together; the job is taken to be worth `JOB_OVER_PROBES` times as much.
         catalog: instance types by name, to relate machine types to each other.
 
@@ -110,7 +110,7 @@ def suggest(
 
 
 def _is_related(name: str, known: Sequence[StepSample], catalog: Mapping[str, InstanceType]) -> bool:
-    """Return whether the measured steps say anything about a machine type."""
+    """Return whether the catalogue relates a machine type to one of those in the measured steps ``known``."""
     types = sorted({sample.kind(node) for sample in known for node in sample.nodes})
     try:
         kinship(name, types, catalog)

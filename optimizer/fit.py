@@ -1,4 +1,4 @@
-"""Turns the measurements of a profile into the few numbers that predict: lines through step times, links and costs."""
+"""Fits to a profile that predictions are made from: lines through step times, links and costs."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ LEAST_GROWTH = 0.1
 def times_as_long(law: Callable[[int], float], other: Callable[[int], float], samples: int) -> float:
     """Return the seconds of a step of ``samples`` samples by one step-time law over those by ``other``.
 
-    Each law is a function from samples to seconds. The ratio is of whole steps, never of fitted slopes: where time does
-    not grow over the batches that were measured, the slope is next to nothing, and so a ratio to it may be anything.
+    Each law is a function from samples to seconds. Whole steps are compared, as a fitted slope may be next to nothing.
     """
     return law(samples) / other(samples)
 
@@ -61,8 +60,7 @@ class StepTimeLine:
     Attributes:
         fixed_s: seconds paid whatever the batch (launching operators, the optimizer).
         per_sample_s: seconds a sample.
-        floor_s: seconds below which no step is finished however few samples (latency-bound devices); 0 where none
-            shows.
+        floor_s: seconds that a step takes at least, however few samples; 0: no floor shows.
         log_sd: standard deviation of the log of (true / predicted) inside the measured range.
         jitter: relative standard deviation of single steps around their mean.
     """
@@ -116,9 +114,9 @@ class FittedDevice:
     Attributes:
         device: the measurements.
         step_time: the whole step, loading and optimizer included.
-        load_per_sample_s: seconds of the step a sample that are fetching samples.
-        optimizer_s: seconds of the step that are the optimizer's update.
-        mean_to_median: mean over median step time, by hiccups; the line's coefficients have it already.
+        load_per_sample_s: part of the step's seconds a sample that fetches samples.
+        optimizer_s: part of the step's seconds that is the optimizer's update.
+        mean_to_median: mean over median step time; ``step_time`` includes this factor.
         memory: peak memory by samples; None: not measured at two batch sizes or more.
         compressors: cost of each measured compressor, by name.
     """
@@ -132,11 +130,7 @@ class FittedDevice:
     compressors: dict[str, CompressorLine]
 
     def time_s(self, local_batch_size: float) -> float:
-        """Return the mean seconds of a whole step without exchange: interpolated as measured, beyond by the line.
-
-        Caches make the time of a sample rise and fall with the batch by more than measurements scatter, and a line is
-        as far from the one as from the other.
-        """
+        """Return the mean seconds of a step without exchange: interpolated between measured batches, else by line."""
         points = self.device.step_times
         if not points[0].local_batch_size <= local_batch_size <= points[-1].local_batch_size:
             return self.step_time.time_s(local_batch_size)
@@ -236,10 +230,9 @@ class FittedModel:
 
     @cached_property
     def reference(self) -> FittedDevice:
-        """The device that other machines are compared with: the one with the host to itself, or the least divided one.
+        """The device that other machines are compared with: `whole_host`, or the steadiest division of the same device.
 
-        On a busy host that one scatters most, as its threads wait for each other. Where another division was measured
-        far more steadily, it is the better witness.
+        The latter only if steps of `whole_host` scatter widely, as on a busy host, and those less than half as much.
         """
         whole = self.whole_host
         alike = (f for f in self.devices if (f.device.type, f.device.kind) == (whole.device.type, whole.device.kind))
@@ -249,16 +242,15 @@ class FittedModel:
 
     @cached_property
     def whole_host(self) -> FittedDevice:
-        """The device with the host to itself, or the least divided one."""
+        """The device with the fewest workers on its host: with one, it has the host to itself."""
         return min(self.devices, key=lambda fitted: fitted.device.workers_per_host)
 
     @cached_property
     def thread_scaling(self) -> tuple[float, float]:
         """Eta in ``time ~ threads^-eta`` and its standard deviation: a prior, updated by CPU steps of the profile.
 
-        Both are normal, so the posterior weighs them by their precision; eta is kept within 0.3 to 1. The prior stays
-        as it is without steps of two numbers of threads that grow with their samples; steps that scatter hardly move
-        it.
+        Prior and evidence are normal; eta is kept within 0.3 to 1. The prior stands without steps of two numbers of
+        threads that grow with their samples.
         """
         cpus = [fitted for fitted in self.devices if fitted.device.kind == "cpu" and fitted.grows]
         few = min(cpus, key=lambda fitted: fitted.device.threads_per_worker, default=None)
@@ -274,7 +266,7 @@ class FittedModel:
 
     @cached_property
     def losses(self) -> ExchangeLosses:
-        """Steps that sending whole gradients in fewer bytes costs, and the energy it keeps, by method."""
+        """Retained gradient energy, and the rounding noise that costs steps, by compressor, from exchange trials."""
         return exchange_losses(
             self.whole.exchange_trials,
             noise_scale=self.convergence.noise_scale,
@@ -287,10 +279,7 @@ class FittedModel:
         return self.reference.device.precision
 
     def computing_in(self, precision: Precision) -> FittedModel:
-        """Return the fits of the same job in another precision; this very model where that was not measured.
-
-        Convergence stays as it was fitted.
-        """
+        """Return the fits of the same job in another precision, with the same convergence; itself if not measured."""
         if precision == self.precision or precision not in self.whole.precisions:
             return self
         return replace(fit(self.whole, precision), convergence=self.convergence)
@@ -299,7 +288,7 @@ class FittedModel:
 def fit(profile: Profile, precision: Precision | None = None) -> FittedModel:
     """Fit devices, links, retained energy and convergence to a profile, in one precision; None: the profile's first.
 
-    What was not measured is left empty, and is a prior's business (`transfer`).
+    Fits to measurements that are missing are empty.
 
     Args:
         profile: what was measured.

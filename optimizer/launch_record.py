@@ -1,4 +1,4 @@
-"""The `Launch` record: which plan was started where, with which workers, and what was predicted for that place."""
+"""The `Launch` record: a plan that was started, its backend and workers, and the prediction for that backend."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@
     trained parameter      4 + 4 + o            bytes of itself, its gradient, and the optimizer's state, all in fp32
     frozen parameter       2 or 0.5             bytes in 16 bits or in 4 (NF4 and its scales, Dettmers et al. 2023)
 
-Attention is counted in full, also where it looks back alone.
+Attention is counted in full, causal attention too.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class ModelCount:
         name: name of the model, in a few words.
         parameters: number of all parameters.
         forward_flops: operations of one sample's forward pass.
-        attention_flops: part of these in products of queries, keys and values.
+        attention_flops: part of ``forward_flops`` in products of queries, keys and values.
         logits: entries of one sample's output over all its tokens; each takes `LOGIT_BYTES` of the activations.
-        score_bytes: bytes of one sample's scores that attention keeps where it is computed by one operation after
-            another, as by the published code of encoders; memory is counted without it, as fused kernels need none.
+        score_bytes: bytes of one sample's attention scores where attention is not fused, as in published code of
+            encoders; memory is counted without them.
         activation_bytes: bytes of one sample kept for the backward pass in 16 bits.
         layers: number of layers, one behind the other.
         sample: what one sample is, in words.
@@ -107,7 +107,7 @@ def of_flops(flops: float) -> float:
 
 
 ACTIVE_ALONE = "give what a token passes with `params`, which leaves the memory of the other experts out"
-"""End of hints on a mixture of experts: what `params` can say of it."""
+"""End of hints on a mixture of experts that is not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +123,11 @@ class Fields:
     wrong: list[str]
 
     def whole(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """Return the first present field of ``names``, a whole number; a fault is noted and a stand-in returned.
+        """Return the first present field of ``names``, a whole number; a fault is noted, and ``least`` returned.
 
         Args:
             *names: fields of one meaning, of which a configuration has one.
-            default: where none is present or all are null; None: that is a fault.
+            default: returned if none is present or all are null; None: that is a fault.
             least: smallest number that is no fault; the largest is `LARGEST`.
         """
         for name in names:
@@ -185,12 +185,12 @@ class Fields:
         return list(zip(*listed.values(), strict=False))
 
     def patches(self, side: str, pixels: int, *, default: int) -> tuple[int, int]:
-        """Return a patch's side in pixels and how many lie along a picture's side of ``pixels``; faults are noted.
+        """Return a patch's side in pixels, and the number of patches along a picture's side; faults are noted.
 
         Args:
             side: name of the field that has the picture's side, for messages.
             pixels: the picture's side.
-            default: the patch's side where the configuration does not say.
+            default: the patch's side if the configuration does not give one.
         """
         patch = self.whole("patch_size", default=default)
         if patch > pixels:

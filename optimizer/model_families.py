@@ -36,9 +36,14 @@ class _Parts:
     layers: int = 0
 
     def matrix(self, rows: int, columns: int, *, times: int, bias: bool = True, kept: int = 2) -> None:
-        """Add a weight matrix applied at ``times`` positions, whose output keeps ``kept`` bytes an entry.
+        """Add a layer with a weight matrix, [rows, columns], that multiplies ``times`` vectors of a sample.
 
-        It is one layer more; ``bias``: whether it has a parameter more for each column.
+        Args:
+            rows: entries of a vector.
+            columns: entries of an output.
+            times: number of vectors.
+            bias: whether there is a parameter more for each column.
+            kept: bytes of each entry of the output that are kept for backward.
         """
         self.parameters += rows * columns + columns * bias
         self.flops += 2.0 * rows * columns * times
@@ -46,9 +51,15 @@ class _Parts:
         self.layers += 1
 
     def block(self, inputs: int, outputs: int, time: int, places: int) -> None:
-        """Add a residual block: two convolutions of three by three, norms, and the time's place in it.
+        """Add a residual block of a UNet: two convolutions of three by three, norms, and a projection of the time.
 
-        Before each convolution what is normalised, its norm and that through SiLU are kept, two bytes an entry each.
+        Before each convolution three copies of its input are kept, two bytes an entry each.
+
+        Args:
+            inputs: channels of the input.
+            outputs: channels of the output.
+            time: width of the time's embedding.
+            places: pixels of the block's output.
         """
         self.parameters += 2 * inputs + 2 * outputs
         self.activation_bytes += 6.0 * (inputs + outputs) * places
@@ -59,9 +70,15 @@ class _Parts:
             self.matrix(inputs, outputs, times=places, kept=0)
 
     def attention(self, width: int, depth: int, prompt: int, places: int) -> None:
-        """Add layers that attend to the picture and to a prompt of some width, each with a gated inner part.
+        """Add layers that attend to the picture and to the prompt, each with a gated inner part.
 
-        A layer keeps 57 bytes for each entry of its width, and 6 are kept around all of them, as torch does in 16 bits.
+        A layer keeps 57 bytes for each entry of its output, and 6 are kept around all layers, as torch does in 16 bits.
+
+        Args:
+            width: channels.
+            depth: number of layers.
+            prompt: width of the prompt's embedding.
+            places: pixels of the picture at this level.
         """
         self.parameters += 2 * width
         for _ in range(2):
@@ -198,7 +215,7 @@ def of_config(config: Mapping[str, Any], tokens: int | None, *, whole: bool = Tr
 
 
 def _check_trainable(config: Mapping[str, Any], *, whole: bool) -> None:
-    """Refuse a configuration that names no model, or one whose weights cannot be trained as they are.
+    """Raise BadInput for a configuration that names no model, or one whose weights cannot be trained as they are.
 
     Args:
         config: fields of the config.json.
@@ -229,6 +246,7 @@ def _check_trainable(config: Mapping[str, Any], *, whole: bool) -> None:
 
 
 def _linear(rows: int, columns: int) -> int:
+    """Return the parameters of a linear layer with a bias, ``rows`` in and ``columns`` out."""
     return (rows + 1) * columns
 
 
@@ -240,13 +258,13 @@ class Transformer:
 
     Attributes:
         gated: whether layers have three inner matrices, RMS norms and no biases, as Llama has.
-        tied: whether the output multiplies with the embedding, where the configuration does not say.
+        tied: whether the output shares the embedding's weights, unless the configuration has ``tie_word_embeddings``.
         places: whether positions are learned.
-        encodes: whether the model has types of tokens and a pooler, as BERT has, and an output over the vocabulary only
-            if the configuration names no architecture that it was saved as.
-        shares: whether all layers have the same parameters, unless the configuration names groups of them.
-        mixes: the key of the number of experts among which each layer chooses, which the configuration must then have;
-            empty: not a mixture, unless the configuration says so.
+        encodes: whether the model has token types and a pooler, as BERT has, and an output over the vocabulary only if
+            the configuration has no ``architectures``.
+        shares: whether all layers have the same parameters, unless the configuration names groups of layers.
+        mixes: required field with the number of experts of each layer; empty: the model is a mixture only if the
+            configuration has such a field.
     """
 
     gated: bool = False
@@ -299,8 +317,8 @@ class Transformer:
     def layers(self, fields: Fields) -> Layers:
         """Return the dimensions of a model's layers, all alike, from its configuration; faults are noted.
 
-        Fields that the configuration lacks get the library's defaults. Of experts, all count as parameters, and the
-        chosen ones as work.
+        Fields that the configuration lacks get the library's defaults. All experts count as parameters, the chosen ones
+        alone as work.
         """
         width = fields.whole("hidden_size", "n_embd", "dim", "n_embed")
         inner = fields.whole(
@@ -354,11 +372,11 @@ class Layers:
         count: number of layers.
         width: of a token between layers.
         heads: width of all attention heads together.
-        number_of_heads: how many heads there are.
-        inner: width inside a layer, of all that a token passes.
+        number_of_heads: number of attention heads.
+        inner: width inside a layer, summed over the experts that a token passes.
         gated: whether the inner matrices are gated.
-        parameters: of a layer.
-        weights: of a layer, that each token is multiplied with.
+        parameters: number of parameters of a layer.
+        weights: number of a layer's weights that each token is multiplied with.
     """
 
     count: int
@@ -375,17 +393,17 @@ class Layers:
     ) -> ModelCount:
         """Return the counts of a model with these layers, for samples of ``tokens`` tokens.
 
-        Activations of a token and layer in 16 bits: 18 bytes for each of its width, 4 (gated: 8) of its inner width
-        (Korthikanti et al. 2022, section 4.1, without dropout and with attention that keeps no scores). Scores are 5
-        bytes for each head and pair of tokens (equation 1).
+        Activations of a token in a layer take 18 bytes times the width, and 4 (gated: 8) times the inner width, in 16
+        bits (Korthikanti et al. 2022, section 4.1, without dropout and scores). Scores are 5 bytes for each head and
+        pair of tokens (equation 1).
 
         Args:
             name: of the model.
             parameters: of the whole model.
             head: weights of the output, which each token is multiplied with.
             tokens: of a sample.
-            vocabulary: tokens that the output tells apart; 0: none.
-            fused: whether attention is one kernel, which keeps no scores, in the code that the family is trained with.
+            vocabulary: entries of the output for each token; 0: none.
+            fused: whether attention is one kernel, which keeps no scores, in the family's published code.
         """
         weights = self.count * self.weights + head
         attention_flops = 4.0 * tokens**2 * self.heads * self.count
@@ -405,10 +423,9 @@ class Layers:
 
 
 def _t5(fields: Fields, tokens: int | None) -> ModelCount:
-    """Count a T5 (Raffel et al. 2020); the gated, untied one is mT5 or FLAN-T5. As many tokens come out as go in.
+    """Return the counts of a T5 (Raffel et al. 2020), or, gated and untied, an mT5 or FLAN-T5; faults are noted.
 
-    A decoder's layer attends twice: to what came out before, and to what went in. Faults are noted. ``tokens`` are of
-    each side; None: as configured, 512 by default.
+    ``tokens`` are the encoder's, and as many the decoder's; None: as configured, 512 by default.
     """
     width, inner = fields.whole("d_model", default=512), fields.whole("d_ff", default=2048)
     heads = fields.whole("num_heads", default=8)
@@ -441,10 +458,9 @@ def _t5(fields: Fields, tokens: int | None) -> ModelCount:
 
 
 def _whisper(fields: Fields, tokens: int | None) -> ModelCount:
-    """Count a Whisper (Radford et al. 2022): 1,500 encoder positions for 30 seconds of sound, words from a decoder.
+    """Return the counts of a Whisper (Radford et al. 2022) for samples of 30 seconds of sound; faults are noted.
 
-    Faults are noted. ``tokens`` are the words of a sample; None: as many as the decoder has positions, which are the
-    most.
+    ``tokens`` are the decoder's, at most as many as it has positions; None: so many.
     """
     width, vocabulary = fields.whole("d_model"), fields.whole("vocab_size", default=51865)
     bins, places = fields.whole("num_mel_bins", default=80), fields.whole("max_source_positions", default=1500)
@@ -473,10 +489,7 @@ def _whisper(fields: Fields, tokens: int | None) -> ModelCount:
 
 
 def _vit(fields: Fields, _: int | None) -> ModelCount:
-    """Count a vision transformer: patches and one token for the class, with the head that tells classes apart.
-
-    Faults are noted.
-    """
+    """Return the counts of a vision transformer with a class token and a classifier; faults are noted."""
     pixels = fields.whole("image_size", default=224)
     patch, along = fields.patches("image_size", pixels, default=16)
     patches = along**2
@@ -488,9 +501,9 @@ def _vit(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _swin(fields: Fields, _: int | None) -> ModelCount:
-    """Count a Swin (Liu et al. 2021): attention within windows, and stages of half the side and twice the width.
+    """Return the counts of a Swin (Liu et al. 2021), which attends within windows; faults are noted.
 
-    Faults are noted.
+    Each stage has half the side and twice the width of the one before.
     """
     pixels, patch = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
     colours, width = fields.whole("num_channels", default=3), fields.whole("embed_dim", default=96)
@@ -520,9 +533,9 @@ def _swin(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _resnet(fields: Fields, _: int | None) -> ModelCount:
-    """Count a ResNet (He et al. 2016), with the stride in the convolution of three by three; faults are noted.
+    """Return the counts of a ResNet (He et al. 2016) with strides in its 3 x 3 convolutions; faults are noted.
 
-    Blocks have a bottleneck unless the configuration says ``basic``; 1,000 layers of a stage are counted at most.
+    Blocks have a bottleneck unless ``layer_type`` is 'basic'; 1,000 layers of a stage are counted at most.
     """
     pixels = side = fields.whole("image_size", default=224)
     inputs = fields.whole("embedding_size", default=64)
@@ -549,9 +562,9 @@ def _resnet(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _convnext(fields: Fields, _: int | None) -> ModelCount:
-    """Count a ConvNeXt (Liu et al. 2022): depthwise convolutions of 7 x 7, then inner ones of four times the width.
+    """Return the counts of a ConvNeXt (Liu et al. 2022), of 7 x 7 depthwise convolutions; faults are noted.
 
-    Faults are noted; 1,000 layers of a stage are counted at most.
+    1,000 layers of a stage are counted at most.
     """
     pixels, shrinks = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
     stages = fields.stages(hidden_sizes=(96, 192, 384, 768), depths=(3, 3, 9, 3))
@@ -566,9 +579,13 @@ def _convnext(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _convolutional(name: str, pixels: int, convolutions: Sequence[tuple[int, int, int, int]], head: int) -> ModelCount:
-    """Count convolutions, each of so many channels in and out, a kernel's side, and its output's side in pixels.
+    """Return the counts of a convolutional network; each output is kept twice, and normalised.
 
-    Of each its output is kept twice, and two more parameters a channel are of its norm.
+    Args:
+        name: of the family.
+        pixels: side of the picture.
+        convolutions: (channels in, channels out, side of the kernel, side of the output) of each.
+        head: parameters of the classifier.
     """
     weights = [kernel * kernel * c_in * c_out for c_in, c_out, kernel, _ in convolutions]
     return ModelCount(
@@ -654,4 +671,4 @@ FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProx
     }
 )
 """Functions that count a model, by ``model_type`` or ``_class_name`` of its configuration; parameter counts are within
-a hundredth of what is published. Of other models the size says enough."""
+a hundredth of what is published."""

@@ -1,4 +1,4 @@
-"""Makes a `Profile` of the event log of a probe: medians, lines, smoothed noise and mean gains. Measures nothing."""
+"""The `Profile` made from a probe's event log: medians, lines, smoothed noise and mean gains."""
 
 from __future__ import annotations
 
@@ -70,21 +70,21 @@ def collect(
     hetopt_version: str,
     data_dir: str | None = None,
 ) -> Profile:
-    """Return the profile that a probe's events add up to; refuse a log that is unfinished or damaged.
+    """Return the profile made from a probe's events.
 
     Sweeps and pilots of a precision that diverged (see `diverged`) are left out.
 
     Args:
-        events: the whole log, in order; names that are not a probe's are passed over.
-        schedule: what was to be measured.
+        events: the whole log, in order; events that are not a probe's are passed over.
+        schedule: of the probe.
         device_type: catalogue name of the machine, or ``local``.
         started_at_s: when the processes were started, seconds since the epoch (the clock of the events).
         hetopt_version: version of this program.
         data_dir: folder of the data, for the record; None: the job has none.
 
     Raises:
-        RunFailed: the log ends before the probe was finished, lacks a part that no profile can do without, holds an
-            event whose fields cannot be, or has no step of any batch size (memory was too small).
+        RunFailed: the log ends before the probe was finished, lacks a required event, has an event with impossible
+            fields, or has no step of any batch size (memory was too small).
     """
     begun, ended = _time_of(events, STARTED), _time_of(events, FINISHED)
     if begun is None or ended is None:
@@ -196,10 +196,10 @@ def _devices(
 
 
 def _at_usual_speed(worker: WorkerSteps, usual_s: float | None) -> WorkerSteps:
-    """Return a worker's timed steps scaled to its processor's mean speed; unchanged if ``usual_s`` or its own is None.
+    """Return a worker's timed steps scaled by ``usual_s``, the mean yardstick, over the worker's own yardstick.
 
-    A shared processor changes its speed by a third within seconds. Steps follow the yardstick (slope 0.9 to 1.0), and
-    scatter by two thirds as much where it is divided out.
+    Unchanged if either is None. Scaled steps scatter two thirds as much, as a shared processor changes its speed by a
+    third within seconds.
     """
     factor = 1.0 if usual_s is None or worker.yardstick_s is None else usual_s / worker.yardstick_s
     scaled = {name: tuple(factor * time_s for time_s in getattr(worker, name)) for name in ("samples_s", "phases_s")}
@@ -207,9 +207,9 @@ def _at_usual_speed(worker: WorkerSteps, usual_s: float | None) -> WorkerSteps:
 
 
 def _step_time(size: int, timed: Sequence[WorkerSteps]) -> StepTime:
-    """Return the step time at a batch size, pooled over workers and passes, while all workers compute.
+    """Return the step time at a batch size, pooled over workers and passes: median times, and the largest peak memory.
 
-    Times are medians, memory the largest peak; None where no worker knows its own. ``timed`` must not be empty.
+    The peak is None if no worker knows its own. ``timed`` must not be empty.
     """
     samples = tuple(sample for worker in timed for sample in worker.samples_s)
     load_s, forward_s, backward_s, optimizer_s = (
@@ -228,10 +228,10 @@ def _step_time(size: int, timed: Sequence[WorkerSteps]) -> StepTime:
 
 
 def _memory_limit(limit_bytes: int, points: Sequence[SweepPoint], end: SweepEnded | None) -> int:
-    """Return the host's memory limit in bytes; lower where a batch that should have fitted ran out of memory.
+    """Return a worker's memory limit in bytes, lowered below the predicted peak of a batch that did not fit.
 
     Args:
-        limit_bytes: as the device told it.
+        limit_bytes: as logged for the device.
         points: step times with their peak memory.
         end: the batch that did not fit; None: all fitted.
     """
@@ -261,7 +261,7 @@ def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
 
 
 def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
-    """Return the noise samples with both moments averaged over this and about twenty samples before."""
+    """Return the noise samples, each with both moments averaged over itself and about twenty samples before."""
     moments = (
         Moments(gradient_variance=sample.gradient_variance, gradient_square=sample.gradient_square)
         for sample in samples
@@ -271,7 +271,7 @@ def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
 
 
 def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[GainPoint, ...]:
-    """Return the mean gain over the sampled steps at each ratio, and a low quantile of it; without samples none.
+    """Return mean and `LOW_GAIN_QUANTILE` of the gain over sampled steps, ratios ascending; empty without samples.
 
     Raises:
         RunFailed: a sample has not one gain for each ratio.
@@ -289,19 +289,16 @@ def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[Ga
 
 
 def _pilots_seen(events: Iterable[Event]) -> tuple[PilotSeen, ...]:
-    """Return each pilot as it was seen last.
+    """Return the last event of each pilot.
 
     Raises:
-        RunFailed: an event of a pilot has fields that cannot be.
+        RunFailed: an event of a pilot has impossible fields.
     """
     return tuple({pilot.pilot: pilot for pilot in _all(events, PilotSeen)}.values())
 
 
 def diverged(pilots: Sequence[PilotSeen]) -> frozenset[Precision]:
-    """Return the precisions in which a pilot diverged and the fp32 pilot of the same batch and seed did not.
-
-    Nothing of them belongs in a profile. Empty where no pilot diverged so.
-    """
+    """Return the precisions in which a pilot diverged and the fp32 pilot of the same batch and seed did not."""
     lost = [pilot for pilot in pilots if pilot.ended == "diverged"]
     anyway = {(pilot.global_batch_size, pilot.seed) for pilot in lost if pilot.precision == USUAL}
     return frozenset(
@@ -312,12 +309,10 @@ def diverged(pilots: Sequence[PilotSeen]) -> frozenset[Precision]:
 
 
 def refusals(events: Sequence[Event]) -> tuple[str, ...]:
-    """Return a sentence, with the reason, for each precision that a probe tried and that is left out.
-
-    Empty where none is. Unknown events are passed over.
+    """Return a sentence with the reason for each precision that a probe tried and left out; empty: none.
 
     Raises:
-        RunFailed: an event of a pilot or of a refused precision has fields that cannot be.
+        RunFailed: an event of a pilot or of a refused precision has impossible fields.
     """
     lost = diverged(_pilots_seen(events))
     return (
@@ -327,10 +322,10 @@ def refusals(events: Sequence[Event]) -> tuple[str, ...]:
 
 
 def _trials(seen: Sequence[PilotSeen], pilots: Sequence[Pilot], job: Job) -> tuple[PrecisionTrial, ...]:
-    """Return each pilot in another precision beside the usual one's, with the same first weights and the same batches.
+    """Return the steps of each pilot in another precision beside those of the fp32 pilot with its batch size and seed.
 
-    They are compared where both came to have the same value of the metric: the target, or as good as the worse of the
-    two became. A pilot without a partner, or that never came to that value, is left out.
+    Steps are counted to the target, or to the best metric of the worse of both pilots if that is worse. Pilots without
+    a partner are left out.
     """
     usual = {(pilot.global_batch_size, pilot.seed): pilot for pilot in pilots if pilot.sync is None}
     better = max if job.target_higher_is_better else min
@@ -361,7 +356,7 @@ def _trials(seen: Sequence[PilotSeen], pilots: Sequence[Pilot], job: Job) -> tup
 
 
 def _pilots(seen: Sequence[PilotSeen], job: Job) -> tuple[Pilot, ...]:
-    """Return pilots that were evaluated at least once after they began; others say nothing about convergence."""
+    """Return the profile's pilots: those that were evaluated after a step, and, with a sync, averaged at least once."""
     return tuple(
         Pilot(
             global_batch_size=pilot.global_batch_size,
@@ -388,10 +383,7 @@ def _pilots(seen: Sequence[PilotSeen], job: Job) -> tuple[Pilot, ...]:
 def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_is_better: bool) -> float | None:
     """Return the optimizer steps until the metric reaches ``target``, linear between evaluations; None: it never does.
 
-    Interpolating keeps the answer from jumping by a whole evaluation interval, which at large batches is a large part
-    of the run. A target that the very first evaluation already reaches is credited to that evaluation.
-
-    The result is at least 1.
+    At least 1. A target that the first evaluation reaches counts at that evaluation's step.
 
     Args:
         evaluations: in increasing order of step.
@@ -411,7 +403,7 @@ def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_
 
 
 def _time_of(events: Iterable[Event], name: str) -> float | None:
-    """Return when the last event of a name was written, in seconds; None: there is none."""
+    """Return when the last event called ``name`` was written, seconds since the epoch; None: there is none."""
     times = [event["time_s"] for event in events if event.get("event") == name]
     return float(times[-1]) if times and isinstance(times[-1], int | float) else None
 
@@ -420,7 +412,7 @@ def _all(events: Iterable[Event], kind: type[R]) -> list[R]:
     """Return the records of one kind among a log's events, in order; empty: there are none.
 
     Raises:
-        RunFailed: an event of that kind has fields that cannot be.
+        RunFailed: an event of that kind has impossible fields.
     """
     try:
         return [
@@ -436,7 +428,7 @@ def _only(events: Iterable[Event], kind: type[R]) -> R:
     """Return the last record of one kind among a log's events.
 
     Raises:
-        RunFailed: there is none, or one has fields that cannot be.
+        RunFailed: there is none, or one has impossible fields.
     """
     if not (records := _all(events, kind)):
         raise _broken(kind, "it is missing")
@@ -477,15 +469,14 @@ SHOWN: Mapping[object, tuple[str, float]] = {
     EVENTS[PilotSeen]: ("pilot at batch {global_batch_size}, epoch {epoch:.3g}", 1 - PILOT_SHARE),
     FINISHED: ("done", 1.0),
 }
-"""For each kind of event, the text that is shown of its fields ("" leaves the text before), and the share of a probe
-that is over by then."""
+"""Text to show for each kind of event, filled by its fields ("" keeps the text before), and the least share of a probe
+that is done by then."""
 
 
 def progress(events: Sequence[Event], schedule: ProbeSchedule) -> tuple[str, float]:
-    """Return what a probe is doing, in words, and the share of it that is done, 0 to 1, from its events so far.
+    """Return a probe's present work, in words, and the share of the probe that is done, 0 to 1, from its events so far.
 
-    The share never falls from one event to the next; unknown events are passed over. Without events it is 'starting
-    workers' and 0.
+    The share never falls. Without events the result is 'starting workers' and 0.
     """
     text, done = "starting workers", 0.0
     # Points and pilots may be left out, so that these shares are the most that each brings.

@@ -1,8 +1,7 @@
-"""The events of a probe: what each measurement writes into the log, and `hetopt.profiler.collect` reads.
+"""The events that a probe writes into its log, and that `hetopt.profiler.collect` reads; seconds, bytes and samples.
 
-In the log every record has its name in `EVENTS` and a time beside its fields. Seconds, bytes and samples throughout.
-Parts of the profile travel as its own records. ``probe_started`` (start-up is over) and ``probe_finished`` have no
-fields.
+In the log every record has its name in `EVENTS` and a time beside its fields. ``probe_started`` (start-up is over) and
+``probe_finished`` have no fields.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class PrecisionRefused(Record):
 
 
 class WorkerSteps(Record):
-    """Timed steps of one worker at one batch size, seconds; without any, it ran out of memory or did not take part.
+    """Timed steps of one worker at one batch size, seconds; without any, the worker was idle or ran out of memory.
 
     ``phases_s`` are medians of loading, forward, backward and update; ``peak_memory_bytes`` is None where it is not
     known.
@@ -65,7 +64,7 @@ class WorkerSteps(Record):
     def row(self, length: int) -> list[float]:
         """Return the record as numbers that ranks can gather: 3 + `PHASES` figures, then ``length`` step times.
 
-        Missing step times are NaN, and 0 stands for a figure that is None; ``length`` is at least the number of steps.
+        Step times beyond the record's own are NaN, and 0 stands for None.
         """
         padding = [math.nan] * (length - len(self.samples_s))
         first = (self.peak_memory_bytes or 0, self.yardstick_s or 0.0, self.contention or 0.0)
@@ -73,10 +72,7 @@ class WorkerSteps(Record):
 
     @classmethod
     def of(cls, row: Sequence[float]) -> Self:
-        """Return the record of timed steps that `row` turned into numbers.
-
-        0 in the place of peak, yardstick or contention, and NaN in that of a step, stand for None and no step.
-        """
+        """Return the record that `row` turned into these numbers."""
         peak_bytes, yardstick_s, contention, *seconds = row
         return cls(
             samples_s=tuple(sample for sample in seconds[PHASES:] if not math.isnan(sample)),
@@ -96,7 +92,7 @@ class SweepPoint(Record):
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """The peak memory, bytes, of the worker that used most; None: no worker knows its own."""
+        """The largest peak memory of a worker, bytes; None: no worker knows its own."""
         return max((worker.peak_memory_bytes or 0 for worker in self.workers), default=0) or None
 
 
@@ -115,9 +111,9 @@ class SweepEnded(Record):
 
 
 class CompressorPoint(Record):
-    """Event: seconds of compressing the whole gradient, and that each further worker adds; medians over workers.
+    """Event: seconds of compressing the whole gradient, and of unpacking each payload; medians over workers.
 
-    ``sweep`` is the number of the sweep whose division of the host it was measured in.
+    ``sweep`` is the number of the sweep in whose division of the host they were timed.
     """
 
     sweep: NonNegativeInt
@@ -157,10 +153,9 @@ Ending: TypeAlias = Literal["target", "time", "epochs", "diverged"]
 class PilotSeen(Record):
     """Event: a pilot as far as it has come, written as it begins, after each evaluation and at its end.
 
-    ``workers`` is the number that train together, ``evaluations`` those made so far.
-
-    ``pilot`` counts the pilots of the schedule from 0; ``step`` and ``epoch`` are those done. ``ended`` is None while
-    it goes on, and then says why it ended: it reached the target, its time or epochs were over, or it diverged.
+    ``pilot`` counts the pilots of the schedule from 0; ``step``, ``epoch`` and ``evaluations`` are those done so far,
+    by ``workers`` together. ``ended`` is None while the pilot goes on, then why it ended: the target was reached, time
+    or epochs were over, or it diverged.
     """
 
     pilot: NonNegativeInt

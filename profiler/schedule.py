@@ -1,4 +1,4 @@
-"""What a probe measures within its time: batch sizes, divisions of the host, pilots, in this order."""
+"""The schedule of a probe within its time: batch sizes, divisions of the host, and pilots."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from hetopt.core.run_spec import CompressorProbe, NetworkProbe, PilotProbe, Prob
 def batch_ladder(batch_size: int, *, dataset_size: int | None, below: int = 4, above: int = 2) -> tuple[int, ...]:
     """Return the local batch sizes to time, ascending: ``batch_size`` times powers of two, 2 to ``dataset_size``.
 
-    Two times are the least that a line through them needs, five let the curve at small batches show. The top is the
-    task's batch size times ``2 ** above`` (one worker alone may have to take a batch that large) but never more than
-    the data set. One sample alone is left out where the task's own batch has more: BatchNorm cannot normalise it.
+    1 only if ``batch_size`` is 1, as BatchNorm cannot normalise one sample.
 
     Args:
-        batch_size: the global batch size that the task was tuned at, samples.
+        batch_size: the task's global batch size, samples.
         dataset_size: samples in one epoch, which no size exceeds; None: not known.
         below: halvings of ``batch_size``.
-        above: doublings of ``batch_size``.
+        above: doublings of ``batch_size``, as one worker alone may have to take so many.
     """
     sizes = {max(min(2, batch_size), round(batch_size * 2.0**power)) for power in range(-below, above + 1)}
     return tuple(sorted({size if dataset_size is None else min(size, dataset_size) for size in sizes}))
@@ -34,7 +32,7 @@ NETWORK_SHARE = 0.15
 """Part of a probe's time that timing the collectives may take at most."""
 
 COMPRESSING_SHARE = 0.05
-"""Part of a probe's time that timing what compressions take a worker may; one that has begun is timed to its end."""
+"""Part of a probe's time that timing compressors may take; one that has begun is timed to its end."""
 
 MAX_PILOT_EPOCHS = 50
 
@@ -62,13 +60,12 @@ def make_schedule(
     exchanges: Sequence[str] = (),
     timed: Sequence[str] = (),
 ) -> ProbeSchedule:
-    """Return what a probe on one host measures in about ``time_budget_s`` seconds, start-up not included.
+    """Return the schedule of a probe on one host of about ``time_budget_s`` seconds, start-up not included.
 
     Step times are swept twice: one worker with the whole host to itself, then all workers at once with the processors
-    shared out, because workers on one host slow each other down. Pilots run at the task's batch size, at four times and
-    twice that (two distant sizes are what a curve of steps against batch size needs most), under each other sync that
-    is asked for at the task's batch size, then all of it again with other seeds, as far as the time goes. With several
-    precisions each is swept, in an equal part of that time, and the first pilot is run again in each of the others.
+    shared out. Pilots run at the task's batch size, at four times and twice that, and under each sync in ``syncs`` at
+    the task's batch size, then again with other seeds, as far as the time goes. Each precision is swept, in an equal
+    part of that time, and the first pilot is run again in each of the others.
 
     Args:
         seed: of weights, sample order and the probe's own choices.

@@ -71,9 +71,9 @@ def averaged_curve(
             of steps at a batch size left out, by two, three and four runs without it and with it, is 9, 7.0 and 6.1 and
             8, 6.6 and 5.8 % for BERT, 25, 17.8 and 15.0 and 21, 16.7 and 14.6 % for CIFAR-10, 12, 8.8 and 8.0 and 9,
             8.2 and 7.6 % for a recommender (`benchmarks.convergence` has those of two).
-        noise_steps: of that run, by each of its noise scales.
-        kappa: prior median of the critical batch size over the noise scale.
-        log_sds: of the log of that, standard deviations of two equally likely normal priors.
+        noise_steps: steps of that run for which each noise scale stands.
+        kappa: prior median of (critical batch size / noise scale).
+        log_sds: standard deviations of two equally likely normal priors of the log of that ratio.
     """
     batch = np.array([run.global_batch_size for run in runs], dtype=np.float64)
     steps = np.array([run.steps_to_target for run in runs], dtype=np.float64)
@@ -166,10 +166,10 @@ class AveragedCurve:
         return np.asarray(np.exp(middle)[which]), np.asarray(apart[which])
 
     def least(self, costs: Array, sizes: ArrayLike, reference: float) -> Array:
-        """Return the 5 %, 50 % and 95 % quantiles over the curves of the cost at the batch size that is best on each.
+        """Return the 5 %, 50 % and 95 % quantiles, over the curves, of the cost at each curve's cheapest batch size.
 
         Args:
-            costs: of a run at each of ``sizes`` on the median curve, in proportion to its steps there.
+            costs: cost of a run at each of ``sizes`` on the median curve; on another curve in proportion to the steps.
             sizes: global batch sizes, samples, all different.
             reference: batch size at which all curves need as many steps, samples.
         """

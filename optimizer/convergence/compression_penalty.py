@@ -85,9 +85,11 @@ class CompressedPilot(PilotBesideDense):
 
 @dataclass(frozen=True, kw_only=True)
 class Penalty:
-    """Belief about what compression or local SGD costs in steps: ``c`` in ``steps / dense steps = 1 + c distance``.
+    """Steps that compression or local SGD adds: ``c`` in ``steps / dense steps = 1 + c distance``, normal, from pilots.
 
-    Distances are those of `distance`, by the gain of compression or by the share of the steps that end in an average.
+    Attributes:
+        coefficient, coefficient_sd: mean and standard deviation of ``c``; see `distance`.
+        pilots: number of pilots that ``c`` was learned from; 0: prior.
     """
 
     coefficient: float = COEFFICIENT
@@ -140,9 +142,11 @@ class Penalty:
 
 
 def distance(share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
-    """Return by how many steps ``workers`` drift apart if a ``share`` of steps averages: (1 - 1/N) sqrt(1/share - 1).
+    """Return how far training lags behind dense training, without unit: ``(1 - 1/N) sqrt(1/share - 1)``.
 
-    With a gain in the place of the share: how far behind dense training the model is, by what compression holds back.
+    Args:
+        share: share of steps in which ``workers`` average, or, for compression, gain; in (0, 1].
+        workers: ``N``; infinite for compression.
     """
     part = np.asarray(share, dtype=np.float64)
     return np.asarray((1 - 1 / np.asarray(workers, dtype=np.float64)) * np.sqrt(1 / part - 1))
@@ -214,7 +218,7 @@ class LocalGate:
     pilots: tuple[LocalPilot, ...] = ()
 
     def penalty(self, sync: Synchronization) -> Penalty:
-        """Return what a local SGD policy costs in steps, by pilots of its family; the prior if none succeeded."""
+        """Return what a local SGD policy costs in steps, by pilots of its `family`; the prior if none succeeded."""
         return PRIOR.after((pilot, distance(pilot.share, pilot.workers)) for pilot in self._of_family(sync))
 
     def arrived(self) -> tuple[LocalPilot, ...]:
@@ -226,7 +230,7 @@ class LocalGate:
         return tuple(least.values())
 
     def measured_share(self, sync: Synchronization) -> float | None:
-        """Return the mean share of averaging steps over the pilots of exactly this policy; None where it has none."""
+        """Return the mean share of averaging steps over the pilots of exactly this policy; None: there are none."""
         shares = [pilot.share for pilot in self.pilots if pilot.sync == sync]
         return sum(shares) / len(shares) if shares else None
 
@@ -242,9 +246,7 @@ class LocalGate:
         )
 
     def objection(self, sync: Synchronization, share: float) -> str | None:
-        """Return why local SGD is planned only if it was asked for, as a clause; None: it may be planned.
-
-        `most_workers` says for how many workers.
+        """Return why a local SGD policy is planned only if asked for, as a clause; None: pilots support it.
 
         Args:
             sync: policy of local SGD.
@@ -267,7 +269,7 @@ class LocalGate:
 
 
 def steps_in_words(penalty: Penalty, share: float, workers: int, *, counts: bool) -> str:
-    """Return a sentence on the steps to the target that local SGD adds.
+    """Return a sentence on how many more steps local SGD takes to the target.
 
     Args:
         penalty: cost in steps of the policy.
@@ -328,9 +330,9 @@ class ExchangeLosses:
     """Retained energy and rounding noise of each compressor, from a profile's exchange trials.
 
     Attributes:
-        gains: of compressors with error feedback, by the names of `timed_as`: ratios ascending, 1 of all elements, each
-            with the retained energy, (0, 1].
-        roundings: noise and signal of compressors without it, by the same names.
+        gains: (ratio, retained energy) of compressors with error feedback, both in (0, 1], ratios ascending, by the
+            names of `timed_as`.
+        roundings: noise and signal of compressors without error feedback, by the same names.
         noise_scale: gradient noise scale of the job, samples; None: not known.
         batch_size: global batch size of the task, samples. Noise weighs less in a larger one.
     """

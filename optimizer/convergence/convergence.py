@@ -1,12 +1,10 @@
 """Optimizer steps to a run's goal, by global batch size, retained gradient energy and precision.
 
-A lower precision costs no steps unless pilots of the job say otherwise. Networks of many kinds were trained in fp16
-with a loss scale, and in bf16, to the accuracy of fp32 in as many steps
-(Micikevicius et al. 2018, 1710.03740; Kalamkar et al. 2019, 1905.12322). Trials of a profile, each a pilot beside one
-from the same weights over the same batches, can contradict that: with ``m`` the mean of ``ln(steps / usual steps)``
-over ``n`` of them, and two runs apart by `PILOT_LOG_SD` whatever they compute in,
-
-    sd = PILOT_LOG_SD / sqrt(n)           seen to cost more where  m > 1.645 sd
+A lower precision costs no steps unless pilots of the job say otherwise: networks of many kinds were trained in fp16
+with a loss scale, and in bf16, to the accuracy of fp32 in as many steps (Micikevicius et al. 2018, 1710.03740; Kalamkar
+et al. 2019, 1905.12322). With ``n`` trials of a precision, each beside a pilot in the usual one from the same weights
+over the same batches, and ``m`` the mean log of their steps over the usual ones, a precision is seen to cost more where
+``m > 1.645 PILOT_LOG_SD / sqrt(n)``.
 """
 
 from __future__ import annotations
@@ -90,8 +88,8 @@ class TargetSteps:
 
         S(B, gain) = S(B) (1 + a sqrt(1 / gain - 1)) + check / (2 B)
 
-    What compression holds back arrives late (`compression_penalty`). A run notices its target only when it evaluates,
-    every ``check`` samples, on average half of that later.
+    ``a`` is the penalty of compression (`compression_penalty`). A run notices its target only when it evaluates, every
+    ``check`` samples, on average half of that later.
     """
 
     convergence: Convergence
@@ -186,17 +184,17 @@ class EqualSteps:
         return np.maximum(1.0, self.given.steps(self.batch_size, 1.0) * self.curve.relative(batch, self.batch_size)[0])
 
     def critical(self, batch_size: int) -> float:
-        """Return the critical batch size (samples) with which larger batches make as much progress as is expected here.
+        """Return the critical batch size (samples) whose law gives one larger batch size the steps expected here.
 
         Args:
-            batch_size: larger than the given one, samples, of which that holds exactly.
+            batch_size: that batch size, above `batch_size`, samples.
         """
         worth = float(1 / self.curve.relative(batch_size, self.batch_size)[0])
         # A step that is worth the ratio of the sizes has no such size; a thousand times as large is none, either.
         return (worth - 1) / max(1 / self.batch_size - worth / batch_size, (worth - 1) / (1000 * batch_size))
 
     def following(self, begin: int, sizes: Sequence[int], step_s: Sequence[float]) -> Settings:
-        """Return the settings of the batch policy ``critical`` for a run that begins with batches of ``begin`` samples.
+        """Return the batch policy ``critical``'s settings for a run that begins with batches of ``begin`` samples.
 
         Args:
             begin: global batch size of the first step, one of ``sizes``, samples.
@@ -224,10 +222,10 @@ StepsModel: TypeAlias = TargetSteps | GivenSteps | EqualSteps
 
 
 def fit_convergence(profile: Profile) -> Convergence:
-    """Fit a model of steps to the target to a profile's pilots; ``curve`` is None where these do not suffice.
+    """Return steps to the target, and the penalties of compression and local SGD, fitted to a profile's pilots.
 
-    Plain pilots that reached the target make the curve: of two batch sizes, or of one and a noise scale. Compressed and
-    averaging pilots are compared with it. Without a curve they say nothing, and the penalties are the priors.
+    The curve takes plain pilots that reached the target, at two batch sizes, or at one beside a noise scale; else it is
+    None, and the penalties are the priors. Compressed and averaging pilots are compared with the curve.
     """
     noise = noise_scale(profile.noise)
     runs = [
@@ -271,10 +269,10 @@ def fit_convergence(profile: Profile) -> Convergence:
 
 
 def noise_scale(samples: Sequence[NoiseSample | Moments]) -> float | None:
-    """Return the gradient noise scale ``V / |G|^2`` in samples, averaged over training; None where nothing bounds it.
+    """Return the gradient noise scale ``V / |G|^2`` in samples, averaged over training; None: nothing bounds it.
 
-    The harmonic mean averages |G|^2 / V, where a negative estimate of |G|^2 does no harm: clipping first would bias it.
-    Where no mean gradient shows in the noise, the upper end of that average bounds it from below, and stands for it.
+    The mean is of |G|^2 / V, where a negative estimate of |G|^2 does no harm: clipping first would bias the mean. The
+    upper end of its 90 % interval replaces a mean below 0 of two samples or more.
     """
     shares = [s.gradient_square / s.gradient_variance for s in samples if s.gradient_variance > 0]
     if not shares:
@@ -286,7 +284,7 @@ def noise_scale(samples: Sequence[NoiseSample | Moments]) -> float | None:
 
 
 def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) -> TargetSteps:
-    """Return the model of steps to the target for runs that evaluate every so many samples; refuse without a curve.
+    """Return the model of steps to the target for runs that evaluate every ``check_every_samples`` samples (0: always).
 
     Raises:
         BadInput: no pilot reached the target, or one did and no noise scale says what other batch sizes need.
@@ -306,7 +304,7 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
 def equal_steps(convergence: Convergence, given: GivenSteps, batch_size: int) -> EqualSteps:
     """Return the model of steps at any batch size that make the progress of ``given`` at ``batch_size`` samples.
 
-    By the pilots' curve; where there is none, by one through the given length and the noise scale, if that is known.
+    By the pilots' curve; without one, by a curve through the given length and the noise scale, if that is known.
     """
     curve = convergence.curve
     if curve is None:
@@ -321,9 +319,9 @@ def surely_best(scores: Array, log_sds: Array, certain: float) -> int:
     """Return the index of the least score among scores whose upper 90 % end is at most ``certain``.
 
     Args:
-        scores: expected time or cost; larger batches cost what their steps do. One of them is ``certain``.
-        log_sds: standard deviation of the log of each one's steps; 0 for the batch that scores ``certain``.
-        certain: score that is known to be had.
+        scores: expected time or cost, proportional to steps; one of them is ``certain``.
+        log_sds: standard deviation of the log of the steps behind each score; 0 for the one that is ``certain``.
+        certain: score at the task's own batch size.
     """
     return int(np.argmin(np.where(scores * np.exp(Z90 * log_sds) <= certain, scores, np.inf)))
 
@@ -345,7 +343,7 @@ def _compressed(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[Compr
 def _local(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[LocalPilot]:
     """Yield the pilots whose workers averaged parameters, with the share of steps that end in an average.
 
-    The share is the one that a policy aims at, where it aims at one: how it begins is no part of that.
+    The share is the policy's own aim where there is one, else as measured.
     """
     for pilot in pilots:
         if (averaging := pilot.sync) is None:
@@ -389,8 +387,7 @@ class PrecisionLoss:
 def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
     """Return the factor on steps to the target in ``precision``; 1 unless the profile's trials clearly show more.
 
-    Its log has a standard deviation also where the factor is 1, for what trials do not show; 0 in the profile's own
-    precision.
+    The factor 1 has a spread too (`UNSEEN_LOG_SD`), except in the profile's first precision.
     """
     if precision == profile.precisions[0]:
         return PrecisionLoss()

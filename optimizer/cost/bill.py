@@ -1,15 +1,11 @@
 """The expected bill of a run in USD: machines, volumes, addresses, transfer and checkpoints, and the least budget.
 
-Two forms of one sum. `itemise` gives the lines of one cluster, each with the date and source of its price; `total_usd`
-gives their sum for many clusters at a time. The lines are not rounded, so they add up to the total.
-
-Spot prices can rise to the on-demand price, and a cluster must have booted before its budget may end it. Planner and
-launcher hold plans against one inequality, so that what was planned for a budget can be rented with it:
+`itemise` gives the lines of one cluster's bill, each with the date and source of its price; `total_usd` gives their sum
+for many clusters at a time. Planner and launcher take a budget only if
 
     budget >= fixed + worst-case USD an hour * 10 min                 (`hetopt.core.budget_law`)
 
-AWS charges what leaves a region by the region that it leaves (AWS Global Network FAQ), and nothing for what arrives.
-Machines read a copy of the data set in their own region, made once before the launch: it takes money, and no time.
+as spot prices can rise to the on-demand price, and a cluster must have booted before its budget may end it.
 """
 
 from __future__ import annotations
@@ -50,9 +46,10 @@ class Billing(Record):
     """Prices and billing rules of a provider in one region, beside the hourly prices of its machines.
 
     Attributes:
-        minimum_billed_s: least seconds that a machine is billed for; from then on by the second.
-        spot_free_if_interrupted_within_s: a spot machine that EC2 takes back sooner costs nothing. Never plan on it.
-        hours_per_month: turns monthly into hourly prices.
+        minimum_billed_s: least seconds that a machine is billed for; more is billed by the second.
+        spot_free_if_interrupted_within_s: a spot machine that EC2 takes back sooner costs nothing; no plan counts on
+            that.
+        hours_per_month: divisor from monthly to hourly prices.
     """
 
     region: str
@@ -128,10 +125,7 @@ def beside_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:
 
 
 def billed_hours(up_s: Numbers, billing: Billing) -> Array:
-    """Return the hours that are billed for a machine which ran ``up_s`` seconds, never less than the minimum.
-
-    After the minimum it is paid by the second.
-    """
+    """Return the hours that are billed for a machine that ran ``up_s`` seconds: by the second, at least the minimum."""
     return np.maximum(np.asarray(up_s, dtype=np.float64), billing.minimum_billed_s.value) / SECONDS_PER_HOUR
 
 
@@ -196,11 +190,11 @@ def total_usd(
     """Return each cluster's expected cost, USD: machines, volumes, addresses and checkpoints, losses included.
 
     Args:
-        usage: of the runs.
+        usage: billed seconds and checkpoints of the runs.
         billing: the provider's terms.
-        machine_usd_per_hour: of all machines of the cluster together.
-        machines: in the cluster; each has a volume and a public address.
-        disk_gb: of that volume.
+        machine_usd_per_hour: price of all machines of a cluster together.
+        machines: number in the cluster; each has a volume and a public address.
+        disk_gb: size of each volume.
     """
     hourly = machine_usd_per_hour + np.asarray(machines, dtype=np.float64) * beside_usd_per_hour(billing, disk_gb)
     return np.asarray(billed_hours(usage.total_s, billing) * hourly + checkpoints_usd(usage, billing))
@@ -216,10 +210,10 @@ def itemise(
 ) -> tuple[CostTerm, ...]:
     """Return the expected bill of a run on one cluster, line by line in USD; lines of 0 beside machines are left out.
 
-    Machines, volumes and addresses are shown for the time without losses; what losses add to all three is one line.
+    Lines of machines, volumes and addresses are for the time without losses; one line more is for the time of losses.
 
     Args:
-        rented: each kind of machine with its price, and how many of it.
+        rented: (offer, number of machines) of each kind of machine.
         usage: billed seconds and checkpoints, scalars.
         billing: the provider's terms.
         disk_gb: size of each machine's volume.
@@ -329,6 +323,8 @@ ELSEWHERE = "elsewhere"
 
 def data_transfer(data_bytes: float, source: str | None, target: str) -> CostTerm | None:
     """Return the cost of copying the data set between two regions once, as a line of the bill; None: nothing to pay.
+
+    AWS charges bytes by the region that they leave, and machines read a copy in their own region.
 
     Args:
         data_bytes: size of the data set.

@@ -21,16 +21,16 @@ from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.cost.bill import Array, Numbers, Usage
 
 CHECKPOINT_INTERVAL_S = (60.0, 1800.0)
-"""Bounds of what a run is told: one that had to save more often would be hopeless, and half an hour is much to lose by
+"""Bounds of planned intervals: a run that had to save more often would be hopeless, and half an hour is much to lose by
 an error that no hazard counts. A checkpoint that takes longer to write has that time between two."""
 _LARGEST_EXPONENT = 50.0
 _HALVINGS, _NEWTON_STEPS = 3, 1
 
 
 def daly_interval_s(mean_time_between_losses_s: ArrayLike, checkpoint_s: float) -> Array:
-    """Return the seconds of work between checkpoints with the least expected time (Daly 2006).
+    """Return the seconds of work between checkpoints with the least expected time of a run (Daly 2006).
 
-    Young's sqrt(2 C Theta), refined; Theta itself where a checkpoint takes twice that or longer.
+    Theta itself, the mean time between losses, if a checkpoint takes twice that or longer.
     """
     theta = np.asarray(mean_time_between_losses_s, dtype=np.float64)
     ratio = np.minimum(checkpoint_s / (2 * theta), 1.0)
@@ -76,8 +76,8 @@ def interval_under_belief_s(
     belief, by halvings between the intervals of the worst and of the mean hazard, then Newton's method.
 
     Args:
-        losses_per_hour: hazards of the whole cluster, shape (rows, nodes).
-        weights: probability of each, of the same shape or (nodes,).
+        losses_per_hour: possible loss rates of the whole cluster, shape (rows, nodes).
+        weights: probability of each rate, of the same shape or (nodes,).
         checkpoint_s: seconds for which training pauses at a checkpoint.
         restart_s: seconds from a loss to training again, one or of shape (rows, 1).
     """
@@ -152,9 +152,8 @@ def interruptions(
 ) -> Interruptions:
     """Return a job's expected slowdown by machine losses and checkpoints, over a calm and a scarce state of its pools.
 
-    Any loss stops the whole job until the machine is replaced. The scarce component is an exponential distribution of
-    hazards; its mean alone would hide what its upper end costs. A run does not know its hazard beforehand, so that one
-    interval must do for calm and scarce pools: it costs a calm run more checkpoints, and a scarce one more work.
+    Any loss stops the whole job until the machine is replaced. The loss rate of scarce pools has an exponential
+    distribution around its mean. One checkpoint interval serves calm and scarce pools.
 
     Args:
         work_s: seconds of the job without losses and checkpoints.
@@ -164,8 +163,7 @@ def interruptions(
         checkpoint_s: seconds for which training pauses to copy a checkpoint.
         written_s: seconds from then until the checkpoint is on disk.
         restart_s: seconds from a loss to training again, without the work that is done again.
-        interval_s: seconds of work between checkpoints; None: `planned_interval_s`, which takes most of the time and
-            is the same for all amounts of work.
+        interval_s: seconds of work between checkpoints; None: `planned_interval_s`, which takes most of the time.
     """
     if interval_s is None:
         interval_s = planned_interval_s(
@@ -205,8 +203,7 @@ def planned_interval_s(
 ) -> Array:
     """Return the best seconds of work between checkpoints for uncertain loss rates; infinite without losses.
 
-    They are clipped to 1 to 30 minutes, and are at least ``written_s``, the time to write one. Arguments as those of
-    `interruptions`.
+    Clipped to 1 to 30 minutes, and at least ``written_s``. Arguments are as of `interruptions`.
     """
     chance, calm, scarce, restart = np.broadcast_arrays(
         *(np.asarray(part, dtype=np.float64) for part in (scarce_chance, calm_per_hour, scarce_per_hour, restart_s))
@@ -218,7 +215,7 @@ def planned_interval_s(
 
 
 def _nodes(calm: Array, scarce: Array, chance: Array) -> tuple[Array, Array]:
-    """Return the hazards of the cluster and their probabilities, shape (rows, nodes), the calm one first."""
+    """Return possible loss rates of the cluster an hour, and their probabilities, (rows, nodes) each, calm first."""
     return (
         np.concatenate([calm.reshape(-1, 1), scarce.reshape(-1, 1) * _NODES], axis=1),
         np.concatenate([1 - chance.reshape(-1, 1), chance.reshape(-1, 1) * _NODE_WEIGHTS], axis=1),
@@ -232,14 +229,14 @@ days of the pool were seen (``benchmarks.spot_waiting``)."""
 
 
 def unavailable_s(training_s: Array, missing: Array, scarce_chance: Array) -> tuple[Array, Array]:
-    """Return the expected seconds without spot machines, and the seconds that they add to a 90 % upper end, [rows].
+    """Return the expected seconds without spot machines, and the upper end of their 90 % interval, [rows] each.
 
-    Nothing is lost in a calm pool. In a scarce one, whose chance is c, the loss U is log-logistic around u:
+    None in a calm pool. In a scarce one, with the chance c, the seconds U are log-logistic around u, the expected
+    seconds over c:
 
         P(U > x) = c / (1 + (x / u)^(1 / spread)) = 0.05    =>    x = u (c / 0.05 - 1)^spread
 
-    with u the expected seconds over c. The second array is x, or the expected seconds where those are more, as for c
-    up to 0.05.
+    The second array is x, but no less than the first.
 
     Args:
         training_s: seconds of the job, losses included.
@@ -283,10 +280,10 @@ def planned_usage(
         start_up_s: from the request to the first step.
         work_s: training, evaluations included.
         interruption_s: expected restarts, repeated work and checkpoints.
-        machines: of the cluster; after a loss each reads the checkpoint.
+        machines: number in the cluster; after a loss each reads the checkpoint.
         stops_per_hour: expected losses of the cluster.
         interval_s: work between checkpoints (`Interruptions.interval_s`).
-        checkpoint_bytes: written to the bucket each time; 0 where none is used.
+        checkpoint_bytes: size of a checkpoint in the bucket; 0: no bucket is used.
     """
     work = np.asarray(work_s, dtype=np.float64)
     hours = (work + interruption_s) / SECONDS_PER_HOUR

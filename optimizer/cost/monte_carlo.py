@@ -1,15 +1,15 @@
 """Monte Carlo simulation of runs on a few clusters: the distribution of their time and cost under all uncertainty.
 
-Each draw of a run has its own error of step time and of steps, its own start-up, its own spot price, its own hazard of
-every pool (from the belief, so that a pool may turn out scarce) and, given the hazard, its own losses. A loss stops the
-job until another machine could have started; work since the last checkpoint is done again. The losses of a run are
-drawn by their number and the moments of what each costs, so that one draw takes no loop over events; the mean over
-draws is Daly's. Where the pool has no other machine, the rest of the cluster trains on: the run takes longer by the
-part of its machines that is away, and nobody is paid for that. A request may fall into such a time, too.
+Each draw has its own error of step time and of steps, start-up, spot price, loss rate of every pool (from the belief,
+so that a pool may turn out scarce) and losses. A loss stops the job until another machine could have started; work
+since the last checkpoint is done again. Losses are drawn by their number and the moments of their cost, without a loop
+over events; the mean over draws is Daly's. While a pool has no other machine, the rest of the cluster trains on: the
+run takes longer by the part of its machines that is away, which is not paid. The first request may fall into such a
+time.
 
-A run with a deadline moves to the same machines on demand, once it trains, at the last moment at which these are in
-time, if the budget pays for that: as a launch does that is followed. Replayed so on nine recorded pools, 76, 81, 85 and
-89 % of runs were planned to keep 1.3, 1.6, 2 and 3 times their work, and 76, 79, 82 and 87 % did.
+A run with a deadline moves to the same machines on demand at the last moment at which these are in time, if the budget
+pays for that, as a supervised launch does. Replayed on nine recorded pools, 76, 81, 85 and 89 % of runs were planned to
+keep 1.3, 1.6, 2 and 3 times their work, and 76, 79, 82 and 87 % did.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ class Finalist:
         pools: the cluster's machines, by pool.
         work_s: median of training without losses, evaluations included.
         step_time_log_sd, steps_log_sd: standard deviations of the logs of step time and of the number of steps.
-        start_up_s: from the request to the first step; ``start_up_log_sd`` is the spread of its log.
+        billing: prices beside the machines' own.
+        start_up_s: from the request to the first step; ``start_up_log_sd`` is the spread of the log.
         restart_s: from a loss to training again.
         checkpoint_s: for which training pauses to copy a checkpoint of ``checkpoint_bytes`` (0: none in the bucket).
-        interval_s: work between checkpoints; infinite where none is saved, and a loss costs all that was done.
+        interval_s: work between checkpoints; infinite: none is saved, and a loss costs all work so far.
         written_s: from a checkpoint's copy until it is on disk.
         before_usd: paid before machines are rented, such as for the data set's transfer.
+        disk_gb: size of each machine's volume.
         deadline_s: a run that would end later moves to machines on demand in time; 0: no run moves.
-        budget_usd: most that a run may cost which moves.
+        budget_usd: most that a run may cost if it moves.
         on_demand_usd_per_hour: price of all machines together, on demand.
     """
 
@@ -110,10 +112,9 @@ def possible_runs(finalists: Sequence[Finalist], *, seed: int, draws: int = DRAW
 
 @lru_cache(maxsize=256)
 def _runs_of(run: Finalist, seed: int, draws: int) -> tuple[Array, Array]:
-    """Return total seconds and USD of a finalist's runs, each [draws]; cached, as plans ask for a cluster repeatedly.
+    """Return total seconds and USD of a finalist's simulated runs, [draws] each; cached.
 
-    A run that would miss its deadline moves to machines on demand in time, if its budget pays for that; it then ends at
-    the deadline. Without a deadline (0) none moves.
+    A run that moves to machines on demand ends at its deadline.
     """
     time_error, steps_error, start_error, price_error = np.random.default_rng(seed).standard_normal((4, draws))
     # The same stream for each, so that a finalist's draws depend neither on the others nor on its place among them.
@@ -163,7 +164,7 @@ def losses(
     restart_s: Numbers,
     generator: np.random.Generator,
 ) -> tuple[Array, Array, Array]:
-    """Draw for each run the number of losses and of checkpoints, and the seconds that both add, each [runs].
+    """Draw for each run the number of losses, the number of checkpoints, and the seconds that both add, [runs] each.
 
     A segment of length L is passed with probability p = e^(-L / Theta); the failures before K segments are passed have
     a negative binomial distribution, and each costs an exponential time cut off at L. A restart is a segment too.
@@ -192,11 +193,11 @@ def losses(
 def waits(
     work_s: Array, losses_per_hour: Array, outage_s: Array, generator: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Draw for each run the seconds without a pool's machines: after losses, and until a first request is met; [runs].
+    """Draw for each run the seconds without a pool's machines, after losses and before the first request is met.
 
-    A pool's machines are away together: in pools of four, all were there for nine tenths of the time that any was. Were
-    they away each by itself, outages would average out, and 90 % intervals of runs on four to eighty machines hold 2 to
-    4 % less (two pools of 2023, and six of uclasystem/bamboo of 2020 and 2021).
+    Two arrays, [runs]. A pool's machines are away together: in pools of four, all were there for nine tenths of the
+    time that any was. With independent outages, 90 % intervals of runs on four to eighty machines hold 2 to 4 % less
+    (two pools of 2023, and six of uclasystem/bamboo of 2020 and 2021).
 
     Args:
         work_s: seconds of training without losses, [runs].
@@ -214,9 +215,13 @@ def waits(
 
 
 def _failures(segments: Array, length_s: Numbers, rate: Array, generator: np.random.Generator) -> tuple[Array, Array]:
-    """Draw for each run the failures before ``segments`` segments are passed, and the seconds that they lose, [runs].
+    """Draw for each run the failures before ``segments`` segments are passed, and the seconds lost by them, [runs].
 
-    The sum of exponential times cut off at L is drawn from the Gamma distribution with its exact mean and variance.
+    Args:
+        segments: stretches of work to pass without a loss, [runs].
+        length_s: seconds of each.
+        rate: losses a second, [runs].
+        generator: source of the draws, advanced.
     """
     x = np.asarray(length_s * rate, dtype=np.float64)
     passed = np.exp(-np.minimum(x, 30.0))

@@ -52,11 +52,11 @@ class HazardComponent:
         return self.shape / self.rate_h
 
     def after(self, losses: float, instance_hours: float) -> HazardComponent:
-        """Return the distribution updated by ``losses`` machines lost in ``instance_hours`` machine-hours."""
+        """Return the distribution after observing ``losses`` lost machines in ``instance_hours`` machine-hours."""
         return HazardComponent(shape=self.shape + losses, rate_h=self.rate_h + instance_hours)
 
     def log_evidence(self, losses: float, instance_hours: float) -> float:
-        """Return the log probability of ``losses`` in ``instance_hours`` machine-hours; 0 for 0 hours."""
+        """Return the log probability of ``losses`` lost machines in ``instance_hours`` machine-hours; 0 for 0 hours."""
         if instance_hours == 0:
             return 0.0
         total = self.rate_h + instance_hours
@@ -86,14 +86,14 @@ short in the median and 71 % of their 90 % intervals held; now they are 9 % long
 
 HOURS_PER_MONTH = 730.5
 
-TOLD_BY_THE_PAST = 0.1
-"""What was seen of a pool counts for so much of itself: on other days it is another. Of simulated 90 % intervals after
+PAST_WEIGHT = 0.1
+"""Weight of past observations of a pool, as it changes from day to day. Of simulated 90 % intervals after
 two days of watching, 90 % hold with 0.05, 89 with 0.1, 87 with 0.2 and 79 with 1 (``benchmarks.spot_waiting``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outages:
-    """Belief about the hours that a scarce pool has no machine, as if ``shape / OUTAGE_SHAPE`` outages took ``hours``.
+    """Distribution of a scarce pool's mean outage, as if ``shape / OUTAGE_SHAPE`` outages took ``hours`` in total.
 
     A shape of 0.8 spreads somewhat wider than twelve recorded pools differ, whose mean outages take 0.3 to 6 h.
     """
@@ -107,7 +107,7 @@ class Outages:
 
     @property
     def usual_h(self) -> float:
-        """The harmonic mean of an outage's expected length, hours: the mean itself has no bound."""
+        """Harmonic mean of the expected length of an outage, hours; the arithmetic mean is infinite."""
         return OUTAGE_SHAPE * self.hours / self.shape
 
     def sample(self, draws: int, generator: np.random.Generator) -> Array:
@@ -125,7 +125,7 @@ class PreemptionRatePosterior:
     """Belief about one spot pool's preemption rate: the pool is calm with one probability, else scarce.
 
     Attributes:
-        calm, scarce: losses per machine-hour in either case.
+        calm, scarce: distribution of losses per machine-hour in either case.
         scarce_chance: probability that the pool is scarce.
         outages: how long a scarce pool has no machine after a loss.
     """
@@ -161,11 +161,10 @@ class PreemptionRatePosterior:
     ) -> PreemptionRatePosterior:
         """Return the belief updated by ``losses`` machines lost in ``instance_hours`` machine-hours, and by outages.
 
-        Machines that go together tell of the pool only once, so losses and hours both count divided by the number of
-        machines lost at a time: the estimate stays, and its certainty is that of the events.
+        Losses and hours count divided by ``lost_together``, as machines lost at once are one event.
 
         Args:
-            losses: machines that the provider took back. Machines that were given back are hours without a loss.
+            losses: machines that the provider took back; machines that ended otherwise count by their hours alone.
             instance_hours: machine-hours of all machines together.
             lost_together: machines lost at a time, in the mean over the times that any were lost.
             outages: lost machines in whose place another came.
@@ -181,8 +180,8 @@ class PreemptionRatePosterior:
             outages=self.outages.after(outages / lost_together, outage_hours / lost_together),
         )
 
-    def seeing(self, watched: ObservedLosses | None, *, weight: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
-        """Return the belief updated by past observations, which count ``weight`` (0 to 1) times; None: unchanged."""
+    def seeing(self, watched: ObservedLosses | None, *, weight: float = PAST_WEIGHT) -> PreemptionRatePosterior:
+        """Return the belief after ``watched``, each observation counted ``weight`` (0 to 1) times; None: unchanged."""
         if watched is None:
             return self
         return self.after(
@@ -331,8 +330,7 @@ RECORDED = catalogs.AWS / "spot_pools.json"
 def scarce_prior(pools: Sequence[ObservedPool]) -> tuple[HazardComponent, Outages]:
     """Return priors of a scarce pool's losses per machine-hour and outages, with the mean rates of recorded ``pools``.
 
-    Rates of losses and of returns have Gamma distributions of known shape over pools, so that their means decide. At
-    least one pool; each must have lost machines and got others.
+    At least one pool is needed; each must have lost machines and got others.
     """
     lost_per_hour = sum(pool.losses / pool.instance_hours for pool in pools) / len(pools)
     back_per_hour = sum(pool.outages / pool.outage_hours for pool in pools) / len(pools)
@@ -350,11 +348,11 @@ def observed_file() -> Path:
 
 
 def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPreemptions:
-    """Add a run's observed pools to the file at ``path`` under a lock, creating it if missing, and return all of it.
+    """Add observed pools to the file at ``path`` under a lock, and return its new content; a missing file is made.
 
     Args:
         path: of the file.
-        seen: observed pools; a pool that the file has already gets their sums.
+        seen: observed pools; figures of a pool that the file has already are added to it.
         until: when the last of it was seen, ISO 8601.
 
     Raises:
@@ -363,7 +361,7 @@ def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPre
     """
 
     def added(known: ObservedPreemptions | None) -> ObservedPreemptions:
-        """Return known observations with the seen pools; None: without earlier ones."""
+        """Return ``known`` observations (None: there are none) with those of ``seen`` added."""
         known = known or ObservedPreemptions(until=until)
         for pool in seen:
             known = known.adding(pool, until=until)

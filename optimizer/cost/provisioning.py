@@ -1,12 +1,11 @@
-"""What a rented machine needs before its first step: seconds from the request on, and the size of its disk.
+"""Seconds from the request for a rented machine to its first step, and the size of the machine's disk.
 
     startup = boot (+ GPU image) (+ bare metal) + packages + data + job + joining
     packages = downloaded / min(download, network) + installed / unpacking          one after the other, as pip does
     data     = bytes / min(volume, network)
     disk     = image + downloaded + installed + checkpoints + data, a tenth more beside the image, and a reserve
 
-The figures are dated facts with their sources (`catalogs/aws/provisioning.json`). Planner and launcher take the disk
-from here alone, so that what is planned and paid for is what machines get.
+The figures are dated facts with their sources (`catalogs/aws/provisioning.json`).
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ def provisioning_facts() -> Mapping[str, Term]:
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """What a run brings to each machine: data, checkpoints, start-up time, and measurements in place of predictions.
+    """Bytes that a run brings to each machine, and known or measured start-up times and disk sizes.
 
     Attributes:
-        data_bytes: size of the data set that each machine reads before it trains; 0: none, or machines bring their own.
+        data_bytes: size of the data set that each machine reads before it trains; 0: none, or machines have it.
         checkpoint_bytes: size of one checkpoint.
-        job_s: from starting the job's processes to the first step, once everything is there.
-        startup_s: known seconds from the request to the first step; None: predicted.
-        disk_gb: size of the disk that was asked for; None: what the run needs.
+        job_s: seconds from starting the job's processes to the first step, once data and packages are there.
+        startup_s: given seconds from the request to the first step; None: predicted.
+        disk_gb: given size of the disk; None: as large as the run needs.
         measured: measured over predicted time of launches, by kind of image (`image_kind`).
-        started_s: measured seconds from the request to the first step, by machine type, before everything else.
+        started_s: measured seconds from the request to the first step, by machine type; goes before ``startup_s``.
     """
 
     data_bytes: float = 0.0
@@ -74,10 +73,9 @@ def image_kind(instance: InstanceType) -> str:
 
 
 def startup_s(instance: InstanceType, payload: Payload) -> float:
-    """Return the seconds from requesting a machine to its first training step: as ``payload`` knows, else predicted.
+    """Return the seconds from requesting a machine to its first training step: as in ``payload``, else predicted.
 
-    Seconds known of the machine's type go before those known of all types. A prediction is multiplied by the measured
-    factor of the machine's kind of image.
+    A prediction is multiplied by the measured factor of the machine's kind of image.
     """
     known_s = payload.started_s.get(instance.name, payload.startup_s)
     if known_s is not None:
@@ -97,7 +95,7 @@ def startup_s(instance: InstanceType, payload: Payload) -> float:
 
 
 def disk_gb(instance: InstanceType, payload: Payload) -> int:
-    """Return the size of a machine's boot disk in whole GB: what ``payload`` asks for, else what the run needs."""
+    """Return the size of a machine's boot disk in whole GB: as given in ``payload``, else as large as the run needs."""
     if payload.disk_gb is not None:
         return payload.disk_gb
     kind, facts = image_kind(instance), provisioning_facts()
@@ -114,8 +112,8 @@ def measured_factors(launches: Iterable[tuple[Sequence[InstanceType], float]], p
     `LAUNCH_LOG_SD`. A launch counts for the kind of its machine that starts last.
 
     Args:
-        launches: of each launch the types of its machines, and the seconds from the request to the first step.
-        payload: what these launches brought to their machines; its own measurements are left out.
+        launches: types of the machines, and seconds from the request to the first step, of each launch.
+        payload: bytes that these launches brought to their machines; start-up times in it are ignored.
     """
     logs: dict[str, list[float]] = {}
     plain = replace(payload, startup_s=None, measured={}, started_s={})

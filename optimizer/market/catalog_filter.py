@@ -1,4 +1,4 @@
-"""Filters over what can be rented and keys to sort it by: instance types in a region, and GPUs in one or several."""
+"""Filters and sorting of instance types in a region, and the GPUs that can be rented in one region or several."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def select(listings: Iterable[T], filters: Sequence[Filter]) -> list[T]:
 def why_none(listings: Sequence[T], filters: Sequence[Filter]) -> str:
     """Return a phrase that blames filters where `select` keeps nothing, such as '12 would without `vcpus_min=8`'.
 
-    Where leaving out no single filter would help, the phrase names the filter that alone keeps fewest. Without any
-    listings it is 'nothing is known of the region', whatever the filters.
+    If leaving out a single filter does not help, the phrase names the filter that alone keeps fewest. Without listings
+    it is 'nothing is known of the region'.
 
     Args:
         listings: to choose from.
@@ -156,11 +156,10 @@ _MAKER = re.compile(r"^\s*(?:(?:nvidia|apple|amd)\s+)?(?:(?:geforce|instinct)\s+
 
 
 def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:
-    """Raise BadInput, with similar names, if no accelerator of ``types`` is called ``name``; return nothing.
+    """Raise BadInput if no accelerator of ``types`` is called ``name``; return nothing.
 
     Raises:
-        BadInput: no accelerator is; the hint names similar ones or, if hetopt knows such a GPU, says that none of these
-            machines has it, and lists the GPUs that they have.
+        BadInput: no accelerator is called so; names similar ones or, if hetopt knows such a GPU, those of ``types``.
     """
     accelerators = [instance.accelerator for instance in types if instance.accelerator]
     if not any(is_called(accelerator, name) for accelerator in accelerators):
@@ -186,8 +185,8 @@ class RentableGpu:
 
     Attributes:
         name: of the model, such as A10G.
-        memory_gib: of one GPU as machines report it, which is a little below the nominal for some.
-        compute_capability: NVIDIA's version of what it can run, such as '8.6'.
+        memory_gib: of one GPU as machines report it, a little below the nominal for some.
+        compute_capability: NVIDIA's compute capability, such as '8.6'.
         fp32_tflops, tf32_tflops, bf16_tflops, fp16_tflops: peak rates of matrix products of one GPU, dense.
         bandwidth_gb_per_s: of its memory.
         source: of the rates.

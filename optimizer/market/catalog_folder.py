@@ -1,8 +1,8 @@
 """Folders of refreshed catalogues, each named by its day and never changed, and which catalogue to plan with.
 
-A second one of a day is DAY.1, and so on. A reader finds the one that was there, or the new one, whenever it looks
-and whenever the writer is killed: a new folder takes its name in one step, and one that goes loses it in one step.
-To plan with is the one that is named, the newest refreshed one of the region, or the bundled one.
+A second catalogue of a day is DAY.1, and so on. A new folder takes its name in one step, so that a reader finds whole
+catalogues whenever the writer is killed. A plan takes the catalogue that is named, else the newest refreshed one of the
+region, else the bundled one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def refreshed_folders(home: Path, region: str) -> tuple[Path, ...]:
 def write_catalog(home: Path, region: str, day: str, files: Mapping[str, str]) -> Path:
     """Write a catalogue to a new folder named by ``day``, check that it loads, and delete all but the newest two.
 
-    One writer at a time: unfinished folders of other writers are deleted. A second catalogue of a day is named DAY.1.
+    Unfinished folders of other writers are deleted: one may write at a time.
 
     Args:
         home: folder of the catalogues of all regions.
@@ -53,7 +53,7 @@ def write_catalog(home: Path, region: str, day: str, files: Mapping[str, str]) -
 
     Raises:
         BadInput: the folder cannot be written, region or day cannot be names of folders, or the files are no catalogue
-            that `load_catalog` reads; then no folder is left behind, and older ones stay.
+            that `load_catalog` reads; no folder is left behind then, and older ones stay.
     """
     folder = inside(home, region, what="region")
     try:
@@ -128,9 +128,9 @@ def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetim
     """Return a sentence on prices over `STALE_DAYS` old, or on the day of other clouds' prices; None: none is due.
 
     Args:
-        catalog: that the prices are from. Of a cloud other than AWS a sentence is always due, if there is a date.
+        catalog: that the prices are from; for other clouds than AWS there is always a sentence if there is a date.
         dates: of the prices; empty: None is returned.
-        today: by which their age is told.
+        today: the present day.
     """
     days = sorted({(today - when).days for when in dates})
     is_old = bool(days) and days[-1] > STALE_DAYS

@@ -1,7 +1,7 @@
-"""Turns AWS's public price feeds of a region, each read once, into a catalogue folder like the bundled one.
+"""A region's catalogue files made from AWS's public price feeds, and the reader of the feeds.
 
-The feeds say what machines cost and how often spot is taken back. What machines are, how fast a processor is
-(CoreMark), and what volumes and transfer cost stays as it was bundled.
+Prices and interruption bands are the feeds'; specifications, CoreMark, and prices of volumes and transfer stay as
+bundled.
 """
 
 from __future__ import annotations
@@ -78,14 +78,13 @@ class Refreshed:
 def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Path) -> Refreshed:
     """Return, unwritten, a catalogue's files: a region's ``prices`` read on ``day``, the rest from folder ``bundled``.
 
-    Types of the region are those with a price and a specification in the bundled catalogue. What a feed did not give
-    (None in ``prices``) stays as the bundled catalogue has it; zones always do. Spot prices that are too low to be true
-    are left out.
+    Types of the region are those with a price and a specification in the bundled catalogue. Figures of a feed that is
+    None in ``prices``, and zones, stay as bundled. Spot prices that are too low to be true are left out.
 
     Args:
-        prices: of the public feeds.
-        region: that both are of.
-        day: when they were read.
+        prices: of the public feeds, for ``region``.
+        region: whose file is made anew.
+        day: when the feeds were read.
         bundled: folder of the bundled catalogue.
 
     Raises:
@@ -200,9 +199,9 @@ class PublicFeeds:
     """Reader of AWS's public price feeds; every method downloads.
 
     Attributes:
-        today: stands for a feed's day where the server does not say when it was changed.
+        today: day of a feed whose server does not say when it was changed.
         progress: is called with the feed's name, the bytes received, and the bytes in all (None: unknown).
-        note: is called with a remark that is worth keeping, such as that a feed could not be read.
+        note: is called with a remark for the person, such as that a feed could not be read.
     """
 
     today: datetime.date
@@ -223,7 +222,7 @@ class PublicFeeds:
     def everywhere(self) -> tuple[ByRegion, ByRegion]:
         """Download spot prices and Spot Advisor of all regions; return each with its day, (None, None) on failure.
 
-        A feed that cannot be had or used is told to ``note``, with the reason; nothing is raised for it.
+        A feed that cannot be downloaded or used is reported to ``note``; nothing is raised for it.
         """
         return (
             self._if_possible(price_feeds.SPOT_PRICES, price_feeds.spot_prices, "spot prices"),
@@ -264,7 +263,7 @@ class PublicFeeds:
         )
 
     def _if_possible(self, url: str, make: Callable[[Iterator[bytes], str], Any], what: str) -> ByRegion:
-        """Download and parse a feed; return its figures by region and its day; (None, None) and a remark: it failed."""
+        """Download and parse a feed; return its figures by region and its day, or (None, None) and call `note`."""
         try:
             return self._read(feed_url(url), make, price_feeds.MOST_JSON_BYTES, what)
         except HetoptError as error:
@@ -274,7 +273,7 @@ class PublicFeeds:
     def _read(
         self, url: str, make: Callable[[Iterator[bytes], str], Any], most_bytes: int, what: str
     ) -> tuple[Any, datetime.date]:
-        """Download a feed by `fetched`, with its errors; return what ``make`` builds of it and its day, else ``today``.
+        """Download a feed; return the result of ``make``, and the feed's day (else `today`); errors are `fetched`'s.
 
         ``what`` is the feed's name in reports of progress.
         """

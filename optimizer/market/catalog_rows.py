@@ -1,7 +1,4 @@
-"""The catalogue's files as declared records, and the source, date and licence of every column of every file.
-
-A value that cannot be used is one sentence with file and line.
-"""
+"""Reading of the catalogue's files as declared records, and the sources of their columns: title, date and licence."""
 
 import csv
 import datetime
@@ -51,14 +48,13 @@ def read_rows(
 
     Args:
         path: of the file.
-        make: makes a record of a line's cells, by column; what pydantic refuses is told with file and line.
+        make: returns the record of a line's non-blank cells, by column; pydantic's errors become BadInput.
         columns: all columns that the file may have, in any order.
         required: columns that the header must have: their names, or how many of ``columns`` from the first; 0: all.
         others: whether further columns are passed over; False: they are an error.
-        filled: columns without which a line is passed over.
-        called: by name of a record's class, the column of each field that has another name than its column, for
-            messages.
-        hint: what to do with a file that cannot be used.
+        filled: columns that a line must fill, else it is passed over.
+        called: column of each field whose name differs from it, by the name of the record's class, for messages.
+        hint: hint of errors about the file.
 
     Raises:
         BadInput: there is no such file, it is not UTF-8 or no CSV, its header lacks a column, has an unknown one or one
@@ -121,7 +117,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the non-blank lines of a CSV file with their numbers.
+    """Yield (line number, cells) of each non-blank line of a CSV file.
 
     Raises:
         BadInput: the file cannot be read or is no CSV, or a cell cannot be shown.
@@ -140,7 +136,7 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _day_of(date: str) -> datetime.date:
-    """Return a day or month, ISO 8601, as a day: the first where only the month is known."""
+    """Return a day or month, ISO 8601, as a day: of a month, the first."""
     return datetime.date.fromisoformat(date if len(date) == 10 else f"{date}-01")
 
 
@@ -180,9 +176,9 @@ class Sources(Record):
     """Contents of a catalogue's sources.json: its sources by short name, and the sources of each file's columns.
 
     Attributes:
-        provider: of what can be rented.
-        by_name: the sources.
-        columns: the sources of each column, by file; a file ``regions/*.csv`` and a column ``*`` stand for all others.
+        provider: of the machines.
+        by_name: sources by their short names.
+        columns: short names of each column's sources, by file and column; ``regions/*.csv`` and ``*`` stand for others.
     """
 
     provider: str = ""

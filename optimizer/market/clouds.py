@@ -1,11 +1,7 @@
 """Catalogues beside AWS's: GPU machines of other clouds, and machines of one's own.
 
 Other clouds' prices are files in the columns of SkyPilot's public catalogues. A region of such a cloud is called
-``lambda:us-east-1``. hetopt plans for its machines and does not rent them.
-
-One's own hosts that are alike are a type, at the price of their electricity and nothing else: no volume, no address, no
-traffic. How fast a host is, is known as of a rented type: by its GPU's published rates, by step samples that name it,
-or as so many CPUs of which nothing is known but their number.
+``lambda:us-east-1``. One's own hosts that are alike are a type, at the price that the inventory states.
 """
 
 import datetime
@@ -42,8 +38,8 @@ def owned(
 ) -> tuple[Catalog, Quotas]:
     """Return the user's hosts as a catalogue, a type per kind of host, and as quotas: vCPUs of all hosts of a kind.
 
-    A type is named after the first of its hosts (`placeable`). The catalogue knows rented types by their specification
-    too, but lists the hosts alone, at on-demand prices in the region "own": nothing else can be rented from it.
+    A type is named after the first of its hosts (`placeable`). ``instance_types`` has rented types too, for their
+    specifications; listings are of the hosts alone, at on-demand prices in the region "own".
 
     Args:
         catalog: of what can be rented, which knows GPUs and CPUs.
@@ -52,8 +48,8 @@ def owned(
         measured: names of hosts that the profile has steps of.
 
     Raises:
-        BadInput: of a host the cost, the CPUs or the network rate is missing, its GPU is not known, or its name is that
-            of a type of the catalogue.
+        BadInput: a host lacks its cost, CPUs or network rate, its GPU is not known, or it is named as a type of the
+            catalogue.
     """
     listings: dict[str, Listing] = {}
     kinds = alike(hosts, measured)
@@ -70,10 +66,18 @@ def owned(
 
 
 def _listing(catalog: Catalog, host: Host, whole: str, today: datetime.date, else_mbit: float | None) -> Listing:
-    """Return a host as a type at its owner's price; ``else_mbit`` is its network rate where the inventory has none.
+    """Return a host of the inventory as a machine type, listed at its owner's price.
+
+    Args:
+        catalog: knows GPUs and CPUs.
+        host: to list; it may be a part of a machine.
+        whole: name of the machine that the host is, whole or in part.
+        today: the date of the price.
+        else_mbit: network rate, Mbit/s, if the inventory has none; None: it must have one.
 
     Raises:
-        BadInput: what a plan needs to know of the host is not said, all of which is named; or its GPU is not known.
+        BadInput: the inventory lacks the host's CPUs, network rate or cost, which the hint names, or its GPU is not
+            known.
     """
     network_mbit, usd_per_hour = host.network_mbit or else_mbit, host.cost_usd_per_hour
     if host.cpus is None or network_mbit is None or usd_per_hour is None:
@@ -105,10 +109,10 @@ def _listing(catalog: Catalog, host: Host, whole: str, today: datetime.date, els
 
 
 def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
-    """Return the host's GPUs, one for each worker, by published rates; empty: it trains on its CPUs.
+    """Return the host's GPUs, one for each worker, with their published rates; empty: it trains on its CPUs.
 
     Raises:
-        BadInput: nobody knows a GPU of that name, or it is made with several sizes of memory.
+        BadInput: as of `gpu_named`; begins with the host's name.
     """
     gpus: list[Accelerator] = []
     for name in () if CPU in host.devices else host.devices:
@@ -123,13 +127,13 @@ def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -
     """Return one whole GPU by its name, rented or owned, with count 1; rented parts of GPUs are passed over.
 
     Args:
-        catalog: whose machines' GPUs count beside the GPUs that hetopt knows anyway.
+        catalog: its machines' GPUs are searched beside `known_gpus`.
         name: in any spelling (see `is_called`).
         memory_gib: memory of the GPU, of which the nearest size is taken; None: the name must have a single size.
 
     Raises:
-        BadInput: nobody knows the name (the hint has similar ones), the GPU is not NVIDIA's, or there are several sizes
-            and nothing says which.
+        BadInput: the name is unknown (the hint has similar ones), the GPU is not NVIDIA's, or ``memory_gib`` is None
+            and there are several sizes.
     """
     rented = [instance.accelerator for instance in catalog.instance_types.values()]
     known = [*(gpu for gpu in rented if gpu is not None and gpu.fraction == 1), *known_gpus()]
@@ -152,7 +156,10 @@ def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -
 
 
 def _least(gpus: Sequence[Accelerator]) -> Accelerator | None:
-    """Return an accelerator that all of a machine's GPUs match or exceed, under the names of all; None: no GPUs."""
+    """Return one accelerator for all of a machine's GPUs: alike, with their count; else the least, named after all.
+
+    None: no GPUs.
+    """
     if not gpus:
         return None
     least = min(gpus, key=lambda gpu: (gpu.fp32_flops_per_s or 0.0, gpu.memory_gib))
@@ -201,7 +208,7 @@ class CloudRow(Record):
     """One line of a cloud's price file: a machine type in a region, in the columns of SkyPilot's catalogues.
 
     ``gpus`` is the number of GPUs; prices are USD an hour of the whole machine (None: the file has none). ``gpu_facts``
-    is text of the cloud's own on the GPU; empty: none.
+    is the cloud's own text on the GPU; empty: none.
     """
 
     name: Name = Field(alias="InstanceType")
@@ -234,7 +241,7 @@ def cloud_catalogs(cloud: str, base: Catalog, home: Path) -> tuple[Catalog, ...]
     """Return a catalogue for each region of a non-AWS cloud, or of all such clouds (`ANY_CLOUD`), sorted by region.
 
     Args:
-        cloud: its name, or `ANY_CLOUD`: all but AWS. "aws" itself is not to be asked for here.
+        cloud: its name, or `ANY_CLOUD`: all but AWS; not "aws".
         base: AWS's catalogue, which knows the GPUs, and the types that machines are compared by.
         home: folder of imported files.
 
@@ -252,19 +259,16 @@ def cloud_catalogs(cloud: str, base: Catalog, home: Path) -> tuple[Catalog, ...]
 
 
 def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tuple[Catalog, ...], tuple[str, ...]]:
-    """Copy a cloud's price file to folder ``home`` if it can be read; return its catalogues, and GPUs not known.
+    """Copy a cloud's price file to folder ``home`` if it can be read; return its catalogues, and names of unknown GPUs.
 
-    ``home`` is made if it is missing, and an earlier file of that cloud is replaced.
+    ``home`` is made if it is missing, and an earlier file of that cloud is replaced. Machines of GPUs that are unknown,
+    or not NVIDIA's, are left out.
 
     Args:
         file: in the columns of SkyPilot's vms.csv.
         cloud: name of the cloud from now on.
         base: AWS's catalogue, which knows the GPUs.
         home: folder of imported files.
-
-    Returns:
-        The catalogue of each region, and the GPUs that hetopt does not know or that are not NVIDIA's, whose machines
-        were left out.
 
     Raises:
         BadInput: the file cannot be used or written, or the cloud cannot be called so: small letters, digits and
@@ -283,10 +287,7 @@ def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tup
 
 
 def obtainable_gpus(searched: Iterable[Catalog]) -> Mapping[Bucket, int]:
-    """Return assumed vCPU quotas of non-AWS catalogues' types, by bucket: 8 GPUs of a type, at least one machine.
-
-    Catalogues of AWS are passed over; without others the result is empty.
-    """
+    """Return assumed vCPU quotas of the types of non-AWS catalogues, by bucket: 8 GPUs of a type, or one machine."""
     others = (catalog.listings.values() for catalog in searched if catalog.cloud != AWS)
     types = [listing.instance_type for listings in others for listing in listings]
     return {
@@ -296,7 +297,7 @@ def obtainable_gpus(searched: Iterable[Catalog]) -> Mapping[Bucket, int]:
 
 
 def _read(cloud: str, path: Path, base: Catalog) -> tuple[tuple[Catalog, ...], tuple[str, ...]]:
-    """Read a cloud's price file: a catalogue for each region, and the names of GPUs that hetopt does not know.
+    """Return a catalogue for each region of a cloud's price file, and the names of GPUs that hetopt does not know.
 
     Lines without a GPU, and machines of an unknown GPU, are left out.
 
@@ -353,7 +354,7 @@ def _source(cloud: str, path: Path) -> Source:
 
 
 def _machine(base: Catalog, row: CloudRow, cloud: str, coremark_of_a_cpu: float | None) -> InstanceType | None:
-    """Return the machine of a line; None where nobody knows its GPU."""
+    """Return the machine type of a line; None: hetopt does not know its GPU."""
     memory = _MEMORY.search(row.gpu_facts)
     try:
         gpu = gpu_named(base, row.gpu, memory_gib=int(memory.group(1)) / 2**10 if memory else 0.0)
@@ -377,7 +378,7 @@ def _cheaper(before: Listing | None, machine: InstanceType, row: CloudRow, regio
     """Return the listing of a machine in a region, each market at the lower price of ``before`` and the row."""
 
     def price(market: Market, usd: float | None, log_sd: float) -> Price | None:
-        """Return the lower of the price before and the row's; None: neither is known."""
+        """Return the lower of the price in ``before`` and ``usd``; None: neither is known."""
         known_before = None if before is None else before.price(market)
         if usd is None or (known_before is not None and known_before.usd_per_hour <= usd):
             return known_before

@@ -1,8 +1,7 @@
-"""The facts of one rentable machine, and whether rented machines' software drives it. None means unknown, never zero.
+"""The facts of one machine type, and whether the pinned torch and the boot images drive its GPU; None means unknown.
 
-A GPU that can be rented is not one that can be trained on: compute capabilities of the pinned torch and families of the
-boot images are dated facts in `catalogs/aws/software.json`; a test holds them against the torch that is pinned, and
-against the installed one where that is built for CUDA.
+Compute capabilities of the pinned torch and families of the boot images are dated facts in
+`catalogs/aws/software.json`.
 """
 
 import json
@@ -178,14 +177,14 @@ class InstanceType:
         network_baseline_gbps: the rate to plan on. ``network_peak_gbps`` is a burst of minutes where it is higher.
         ebs_baseline_mbps: megabits a second to network volumes.
         coremark_iterations_per_s: CoreMark over all vCPUs, a prior for CPU speed.
-        cloud: that rents it out; `OWN`: nobody does, it is one machine of its owner.
-        unlike: each of its accelerators, where they are not alike: ``accelerator`` is then the least of them.
+        cloud: that rents the type out; `OWN`: the user's own machine.
+        unlike: each accelerator of the machine, where they are not alike; ``accelerator`` is then the least of them.
         part_of: name of the user's machine that this type is, whole or with some of its accelerators; None: a rented
             type.
         source: where the specification comes from.
         memory_gib: main memory.
         architecture: of the processor.
-        efa: whether it has Amazon's network for machine learning, the Elastic Fabric Adapter.
+        efa: whether machines have Amazon's network for machine learning, the Elastic Fabric Adapter.
         placement_group: whether machines can be placed close to each other.
         bare_metal: whether no hypervisor is between program and machine.
         burstable: whether its processors are throttled once credits are used up.
@@ -249,20 +248,16 @@ class InstanceType:
 
     @property
     def network_bytes_per_s(self) -> float:
-        """Sustained network rate of a machine as it is launched, bytes/s, each direction.
+        """Sustained rate of one network card, bytes/s, each direction, as machines are launched with one interface.
 
-        The published rate is the sum over its network cards, and one interface, which is what machines are launched
-        with, reaches one of them (EC2 user guide, network cards).
+        The published rate is the sum over all cards (EC2 user guide, network cards).
         """
         cards = max(1, self.network_cards or 1)
         return self.network_baseline_gbps * (_BYTES_PER_S_PER_GBPS / cards)
 
     @property
     def fabric_bytes_per_s(self) -> float:
-        """Sustained network rate over all network cards, bytes/s, each direction, as EFA reaches it.
-
-        Without EFA one card's.
-        """
+        """Sustained network rate, bytes/s, each direction: with EFA over all network cards, else of one."""
         return self.network_baseline_gbps * _BYTES_PER_S_PER_GBPS if self.efa else self.network_bytes_per_s
 
     @property
@@ -326,7 +321,7 @@ def _registered() -> Mapping[str, list[AcceleratorModel]]:
 
 
 def _known_models(path: Path) -> Mapping[str, list[AcceleratorModel]]:
-    """Return the registered models and those of a catalogue's own file, which stand before the registered ones."""
+    """Return accelerator models by name: those of the catalogue's own file, if it exists, before the bundled ones."""
     extra = _read_models(path) if path.exists() else {}
     return {name: [*extra.get(name, []), *_registered().get(name, [])] for name in {**_registered(), **extra}}
 
@@ -352,7 +347,7 @@ def known_gpus() -> tuple[Accelerator, ...]:
 
 
 def _accelerator(cells: Mapping[str, str], models: Mapping[str, list[AcceleratorModel]]) -> Accelerator | None:
-    """Return the accelerators of a line, with the published model of the nearest memory size; None: it has none."""
+    """Return the accelerators of a line, with the published model of the nearest memory size; None: no accelerator."""
     if "accelerator" not in cells:
         return None
     figures: dict[str, Any] = {name: cells[column] for column, name in ACCELERATOR_COLUMNS.items() if column in cells}
@@ -383,9 +378,9 @@ class Software:
     families: dict[str, tuple[str, ...]]
 
     def objection(self, instance: InstanceType) -> str | None:
-        """Return why a type's GPU cannot be trained on, as a clause to stand after "its"; None: nothing is against it.
+        """Return why a type's GPU cannot be trained on, as a clause to stand after "its"; None: no reason is known.
 
-        None also for types without an NVIDIA GPU, and for types whose architecture is unknown.
+        None for types without an NVIDIA GPU, and for types whose architecture is unknown.
         """
         accelerator, architecture = instance.accelerator, instance.architecture
         if accelerator is None or not accelerator.is_cuda or architecture is None:

@@ -1,4 +1,4 @@
-"""Narrows what can be rented to what a person wants to rent, and says which wish is to blame where nothing is left."""
+"""Requirements on machines to rent, the offers that fulfil them, and the requirement to blame where none does."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Unpriced:
 
 
 def _of_types(catalog: Catalog, wishes: Wishes) -> list[Filter]:
-    """Return the requirements on instance types as filters over whatever has one.
+    """Return the requirements on instance types as filters over offers or listings.
 
     Raises:
         BadInput: a name or a pattern means nothing in this catalogue, or a GPU is not written NAME, NAME:COUNT or
@@ -188,7 +188,7 @@ def _of_types(catalog: Catalog, wishes: Wishes) -> list[Filter]:
 
 
 def _nothing_left(catalog: Catalog, everything: Sequence[Offer], wishes: Wishes, filters: Sequence[Filter]) -> BadInput:
-    """Return the error of wishes that no offer fulfils: the reason, and what can change it."""
+    """Return, not raise, the error of wishes that no offer fulfils; names the wishes most in the way."""
     where = f"in {catalog.region}"
     refresh = f"`hetopt catalog refresh --region {catalog.region}` reads today's prices"
     chosen = _pattern(wishes.types)
@@ -203,15 +203,15 @@ def _nothing_left(catalog: Catalog, everything: Sequence[Offer], wishes: Wishes,
 
 
 def _pattern(patterns: Sequence[str]) -> re.Pattern[str]:
-    """Return the regular expression of the names that some shell pattern matches."""
+    """Return a regular expression that matches what any of these shell patterns matches."""
     return re.compile("|".join(map(translate, patterns)))
 
 
 def _means_something(catalog: Catalog, name: str, pattern: str) -> None:
-    """Check that a name is, or a pattern matches, an instance type of the catalogue.
+    """Raise BadInput unless a name is, or a pattern matches, an instance type of the catalogue.
 
     Raises:
-        BadInput: there is none; of a name, similar ones are named.
+        BadInput: no type matches; names similar to a name.
     """
     if not any(map(_pattern([pattern]).match, catalog.instance_types)):
         if any(character in pattern for character in "*?["):

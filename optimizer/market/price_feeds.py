@@ -1,4 +1,4 @@
-"""AWS's public price feeds, which need no account: where they are, what they hold, and what of it counts.
+"""AWS's public price feeds, which need no account: URLs, and parsers of their files.
 
 =============== ============================================ ==========================================================
 feed            file                                         holds
@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import one_line
 from hetopt.optimizer.market.catalog import BANDS
-from hetopt.optimizer.market.public_file import checked, is_page, web_page, whole
+from hetopt.optimizer.market.public_file import checked, is_page, json_of, web_page
 
 MIRROR_VARIABLE = "HETOPT_PRICE_MIRROR"
 """Environment variable with the address of a mirror that has the feeds' files under the same paths."""
@@ -83,7 +83,7 @@ def region_versions(pieces: Iterator[bytes], origin: str) -> dict[str, str]:
         BadInput: the file is no region index, no JSON or a web page, or names no region.
     """
     versions: dict[str, str] = {}
-    for region, entry in _object(_object(whole(pieces, origin)).get("regions")).items():
+    for region, entry in _object(_object(json_of(pieces, origin)).get("regions")).items():
         version = _VERSION.fullmatch(str(_object(entry).get("currentVersionUrl")))
         if _REGION.fullmatch(region) and version and version.group(2) == region:
             versions[region] = version.group(1)
@@ -93,9 +93,9 @@ def region_versions(pieces: Iterator[bytes], origin: str) -> dict[str, str]:
 
 
 def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
-    """Parse a streamed price list; return its day, on-demand USD an hour by type (Linux, shared), and what was unclear.
+    """Parse a streamed price list; return its day, on-demand USD an hour by type (Linux, shared), and remarks.
 
-    Of several prices of a type the highest is taken, and ``left_out`` says so. A price of 0 is none.
+    Of several prices of a type the highest is taken, with a remark. A price of 0 is ignored.
 
     Args:
         pieces: of the CSV file, in order; read to the end.
@@ -147,9 +147,9 @@ def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, flo
     Entries that cannot be used are passed over.
 
     Raises:
-        BadInput: the file is another one, no JSON or a web page, has no prices in USD, or has no prices at all.
+        BadInput: the file is no spot feed, no JSON or a web page, has no prices in USD, or has no prices at all.
     """
-    config = _object(_object(whole(pieces, origin)).get("config"))
+    config = _object(_object(json_of(pieces, origin)).get("config"))
     if "USD" not in _list(config.get("currencies")):
         raise BadInput(f"{origin} has no prices in USD.", hint="look whether hetopt is the newest")
     by_region: dict[str, dict[str, float]] = {}
@@ -176,10 +176,10 @@ def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tup
         origin: URL of the file, for errors.
 
     Raises:
-        BadInput: the file is another one, no JSON or a web page, or has no savings. Single entries that cannot be used
-            are passed over.
+        BadInput: the file is not Spot Advisor's, no JSON or a web page, or has no savings. Single entries that cannot
+            be used are passed over.
     """
-    data = _object(whole(pieces, origin))
+    data = _object(json_of(pieces, origin))
     ranges = [_object(entry) for entry in _list(data.get("ranges"))]
     bands = {str(entry.get("index")): str(entry.get("label")) for entry in ranges}
     by_region: dict[str, dict[str, tuple[int, str]]] = {}
@@ -197,7 +197,7 @@ def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tup
 
 
 def _header(lines: Iterator[bytes], origin: str) -> tuple[str, dict[str, int]]:
-    """Return the day of a price list, ISO 8601, and the index of each of its columns; read its lines up to there.
+    """Return the day of a price list, ISO 8601, and the index of each column; takes the lines up to the column names.
 
     Raises:
         BadInput: the file is a web page or no price list of EC2, or lacks a column or its date.
@@ -241,7 +241,7 @@ def _lines(pieces: Iterator[bytes], origin: str) -> Iterator[bytes]:
 
 
 def _cells(line: bytes) -> list[str]:
-    """Return the cells of a line; none of one that is damaged."""
+    """Return the cells of a line of CSV; empty: the line is damaged."""
     try:
         return next(csv.reader([line.decode("utf-8-sig").rstrip("\r")], strict=True), [])
     except (csv.Error, UnicodeDecodeError):
@@ -249,7 +249,7 @@ def _cells(line: bytes) -> list[str]:
 
 
 def _linux_usd(size: Mapping[str, Any]) -> float | None:
-    """Return the price of a Linux machine, USD an hour, such as '9.0E-4'; None: there is none, as of 'N/A*'."""
+    """Return the Linux price of a spot feed's ``size`` entry, USD an hour; None: it has none, such as 'N/A*'."""
     for column in _list(size.get("valueColumns")):
         if _object(column).get("name") == "linux":
             return _usd(str(_object(column.get("prices")).get("USD")))
@@ -266,7 +266,7 @@ def _usd(text: str) -> float | None:
 
 
 def _object(value: object) -> dict[str, Any]:
-    """Return an object of JSON; an empty one in the place of anything else: one bad record stops no reader."""
+    """Return a JSON object as it is, and an empty one for any other value, so that one bad record stops no reader."""
     return value if isinstance(value, dict) else {}
 
 
@@ -275,5 +275,6 @@ def _list(value: object) -> list[Any]:
 
 
 def _other(origin: str, what: str) -> BadInput:
+    """Return, not raise, the error of a file at URL ``origin`` with a fault, such as 'names no region'."""
     hint = "look whether a proxy answers in its place, and whether hetopt is the newest"
     return BadInput(f"{origin} {what}.", hint=hint)

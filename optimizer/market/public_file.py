@@ -1,7 +1,7 @@
-"""Downloads a public file in pieces, without keeping it.
+"""Download of a public file in pieces, without keeping it.
 
-A file of hundreds of megabytes goes through in pieces and is never kept; a connection that breaks is made again, and
-the file read from its start. Only https, or http on this machine; a redirect stays on its host; every size is bounded.
+A connection that breaks is made again, and the file read from its start. Only https, or http on this machine; a
+redirect stays on its host; every size is bounded.
 """
 
 from __future__ import annotations
@@ -56,19 +56,16 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
 def fetched(
     url: str, make: Callable[[Iterator[bytes]], Made], *, most_bytes: int, progress: Progress = lambda done, total: None
 ) -> tuple[Made, datetime.date | None]:
-    """Download a file; return what ``make`` builds of its pieces, and the day of its last change (None: not said).
+    """Download a file; return the result of ``make``, and the day of the file's last change (None: not said).
 
     A connection that breaks on the way is made again, after 1, 2 and 4 seconds; an answer that refuses is final.
 
     Args:
-        url: where the file is.
-        make: makes something of the file's pieces, which it has to read to the end; called anew for each try. Its
-            errors are raised as they are.
-        most_bytes: that the file may have, unpacked.
+        url: of the file.
+        make: parses the file's pieces, which must be read to the end; called anew for each try. Errors of the call go
+            through.
+        most_bytes: most bytes of the file, unpacked.
         progress: is called with the bytes received so far, and with the bytes of the file (None: unknown).
-
-    Returns:
-        What was made, and the day on which the server says that the file was changed last, where it says one.
 
     Raises:
         BadInput: the address may not be used (see `checked`), or the file is too large or cannot be unpacked.
@@ -117,7 +114,7 @@ def _asked(url: str) -> Any:
 
 
 def _pieces(answer: Any, url: str, most_bytes: int, progress: Progress) -> Iterator[bytes]:
-    """Yield a file from its first byte, unpacked.
+    """Yield the unpacked pieces of a server's answer, reporting ``progress``.
 
     Raises:
         BadInput: the file is larger than ``most_bytes``, or cannot be unpacked.
@@ -160,7 +157,7 @@ def checked(url: str) -> str:
     raise BadInput(f"{one_line(url[:120])} is no https address.", hint="name one, or http on this machine")
 
 
-def whole(pieces: Iterator[bytes], origin: str) -> Any:
+def json_of(pieces: Iterator[bytes], origin: str) -> Any:
     """Return the JSON value in the pieces of a downloaded file.
 
     Args:
@@ -198,7 +195,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _http_day(text: str) -> datetime.date | None:
-    """Return the day of an HTTP date; None: the text is none."""
+    """Return the day of an HTTP date such as a header has; None: the text is no date."""
     try:
         return email.utils.parsedate_to_datetime(text).date() if text.isascii() and text.isprintable() else None
     except (ValueError, TypeError, IndexError, OverflowError):

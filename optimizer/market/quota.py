@@ -4,9 +4,8 @@ Families and buckets as in the EC2 user guide (instance type quotas, read 2026-1
 A quota is named by its own code: codes and defaults by the user guide ('Spot Instance quotas', 'On-Demand Instance
 quotas') and answers of list-service-quotas in public repositories, read 2026-11-26.
 
-`hetopt doctor` keeps the quotas of one's own account in a file. Every plan uses them however old they are, and says
-how old once they are older than a day. Quotas are raised on request and hardly ever lowered: old ones leave out what
-could be rented by now, and let through nothing that cannot.
+`hetopt doctor` keeps the quotas of one's own account in a file, which every plan uses however old it is, as quotas are
+hardly ever lowered.
 """
 
 import contextlib
@@ -113,7 +112,7 @@ _NAMED: Mapping[str, tuple[Quota, Quota]] = MappingProxyType(
         "hpc": (_HPC, _HPC),
     }
 )
-"""By family, on the spot market and on demand. Families without a published quota are told as standard."""
+"""By family, on the spot market and on demand. Families without a published quota count as standard."""
 
 
 def quota_of(instance_type: str, market: Market) -> Quota:
@@ -147,8 +146,8 @@ OBTAINABLE = catalogs.AWS / "obtainable.json"
 def obtainable() -> tuple[Quotas, tuple[str, ...]]:
     """Return vCPU quotas to assume for GPU machines of an unknown account, and instance types to leave out.
 
-    Assumed is one machine of eight GPUs of a family, in each market. Left out are types that are sold ahead in blocks.
-    Both are read once, from catalogs/aws/obtainable.json.
+    The quotas hold one machine of eight GPUs of a family in each market; the types are those sold ahead in blocks. Both
+    are read once, from catalogs/aws/obtainable.json.
     """
     stored = json.loads(OBTAINABLE.read_text(encoding="utf-8"))
     first = stored["first_vcpus"]
@@ -212,12 +211,11 @@ UNBOUNDED = 10**MOST_DIGITS
 def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
     """Parse vCPU quotas: ``g=8`` for both markets, ``spot:g=8`` for one, ``default``: a new account's; commas between.
 
-    ``default`` is what a new account has, where nothing else is said of a family; ``none`` alone sets no limit. Small
-    and capital letters are the same. On the spot market ``p`` holds P5 and P6 too, unless ``p5`` is given: AWS counts
-    them apart there alone.
+    ``default`` fills families that are not given; ``none`` alone sets no limit. Letters' case does not matter. On the
+    spot market ``p`` holds P5 and P6 too, unless ``p5`` is given: AWS counts them apart there alone.
 
     Returns:
-        vCPUs by bucket; a bucket of which nothing is said is missing, which is no limit. Without texts it is empty.
+        vCPUs by bucket; a bucket that is missing has no limit. Without texts it is empty.
 
     Raises:
         BadInput: a text is not of that form, names an unknown family or market, has no whole number, or gives one
@@ -263,7 +261,7 @@ def write_quotas(quotas: Quotas) -> str:
 
 
 def raised(bucket: Bucket, vcpus: int) -> str:
-    """Return a phrase that asks for ``vcpus`` of a quota: "'Running On-Demand P instances' (L-417A185B) to 8 vCPUs"."""
+    """Return a quota to raise and its new value: "'Running On-Demand P instances' (L-417A185B) to 8 vCPUs"."""
     quota = named_quota(bucket)
     return f"'{quota.name}' ({quota.code}) to {vcpus:,} vCPU{'s' * (vcpus != 1)}"
 
@@ -292,7 +290,7 @@ class AccountQuotas(Artifact):
         """Return the account's quotas in a region, vCPUs by bucket; None: AWS was never asked for them.
 
         Raises:
-            BadInput: what the file holds for that region cannot be read as quotas.
+            BadInput: the file's text for that region is not in the form of `read_quotas`.
         """
         record = self.regions.get(region)
         return None if record is None else read_quotas([record.quotas])
@@ -312,9 +310,9 @@ def account_quotas_file() -> Path:
 def keep_quotas(
     path: Path, account_id: str, region: str, quotas: Mapping[Bucket, NonNegativeInt], now: datetime.datetime
 ) -> AccountQuotas:
-    """Write an account's quotas (vCPUs) in a region to ``path``, return the file's content; drops other accounts'.
+    """Write an account's quotas in a region to ``path``, and return the new content; drops quotas of other accounts.
 
-    Other regions of the same account stay. A file that is damaged is written anew; a folder that is missing is made.
+    Other regions of the same account stay. A damaged file is written anew; a missing folder is made.
 
     Args:
         path: of the file, see `account_quotas_file`.

@@ -1,4 +1,4 @@
-"""Priced clusters as the records that a plan shows: groups with shares, intervals, the bill, and the run itself."""
+"""Priced clusters as a plan's records: groups with local batch sizes, predictions with bills, stand-ins, run spec."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, forecast
 
     Args:
         space: search space that the cluster's indices point into.
-        job: whose billing the prediction's cost terms follow.
+        job: inputs of a forecast that do not depend on the cluster.
         cluster: machines, batch size and exchange, as indices into ``space``.
-        forecast: holds the cluster's predicted time and cost.
+        forecast: predicted time and cost of clusters.
         row: the cluster's row in ``forecast``, from 0.
 
     Raises:
-        BadInput: the batch does not hold one sample for each worker, or does not fit into their memory; no cluster that
-            a search has priced is like that.
+        BadInput: the batch has no sample for some worker, or does not fit into memory; never for a cluster that a
+            search has priced.
     """
     exchange = space.exchanges[cluster.exchange]
     times = [
@@ -73,22 +73,17 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, forecast
 def stand_ins(
     space: SearchSpace, job: JobModel, limits: Limits, cluster: Cluster, candidate: Candidate
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the types that may be rented in place of each group's of a ``cluster``, the cheapest first.
+    """Return, for each group of a ``cluster``, up to `STAND_INS` types that may replace its type, the cheapest first.
 
-    With all machines of the group of such a type, the run fits the limits at its median, and its expected time and cost
-    are no higher than the upper ends of the candidate's 90 % intervals. Only types of the same market, region,
-    processor architecture, kind and number of workers, precision and memory scheme stand in.
+    With another type in one group, the run fits the limits at its median, and its expected time and cost are no higher
+    than the upper ends of the candidate's 90 % intervals. See `_may_replace` for the types.
 
     Args:
-        space: search space with the options, also the ones beaten by others.
-        job: part of a forecast that does not depend on the cluster.
+        space: search space with its options, those in ``beaten`` too.
+        job: inputs of a forecast that do not depend on the cluster.
         limits: budget and deadline that the run has to fit.
         cluster: as indices into ``space``.
         candidate: the plan record of the cluster.
-
-    Returns:
-        For each group, in the cluster's order, at most `STAND_INS` names of types; empty where no type will do, and for
-            machines of one's own.
     """
     options, types = [space.options[index] for index, _ in cluster.machines], []
     for place, (_, machines) in enumerate(cluster.machines):
@@ -109,10 +104,10 @@ def stand_ins(
 
 
 def _may_replace(option: MachineOption, planned: MachineOption) -> bool:
-    """Return whether machines of an option boot, and take workers, as the planned machines do: on one cloud and market.
+    """Return whether a type of the same market, region, architecture, workers and `way` may replace a planned one.
 
-    Nothing stands in for the user's own machines. Where steps were measured on the planned type or a relative, a type
-    that stands in must have measured steps, too (see `optimizer.exploring.check_probed`).
+    Never for the user's own machines. If the planned type's speed is better than extrapolated, the other's must be, too
+    (see `optimizer.exploring.check_probed`).
     """
     alike = (
         (each.offer.price.market, each.offer.price.region, each.offer.instance_type.architecture, each.worker.kind,
@@ -128,7 +123,7 @@ def _may_replace(option: MachineOption, planned: MachineOption) -> bool:
 
 
 def _by_device(option: MachineOption, local_batch_sizes: list[int]) -> list[int]:
-    """Return local batch sizes with each machine's samples divided among its unlike workers; alike: as given."""
+    """Return local batch sizes with each machine's samples divided anew among its unlike workers; alike: unchanged."""
     times, each = option.worker.unlike, option.worker.workers
     if not times:
         return local_batch_sizes
@@ -163,15 +158,12 @@ def expected_scores(candidates: Sequence[Candidate], limits: Limits) -> NDArray[
 
 
 def expected_score(candidate: Candidate, limits: Limits) -> float:
-    """Return one candidate's score of expected time and cost, ``time^w cost^(1-w)`` with w of ``limits``.
-
-    Lower is better.
-    """
+    """Return one candidate's score of expected time and cost, see `expected_scores`; lower is better."""
     return float(expected_scores([candidate], limits)[0])
 
 
 def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], collective: Collective) -> Group:
-    """Return the plan record of machines of one option: price with its source, local batch sizes, and assumptions."""
+    """Return the plan record of a group of machines of one option: price with source, local batches, assumptions."""
     price, band = option.offer.price, option.offer.band
     time, link = option.worker.time, option.network.links[collective]
     return Group(
@@ -206,10 +198,7 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
 
 
 def hardware_of(instance: InstanceType) -> Hardware:
-    """Return the vCPUs, memory, GiB, and GPUs of one machine of a type, as a plan records them.
-
-    ``gpu`` None without one.
-    """
+    """Return the vCPUs, memory, GiB, and GPUs of one machine of a type, as a plan has them; ``gpu`` None: no GPU."""
     gpu = instance.accelerator
     return Hardware(
         vcpus=instance.vcpus,
@@ -261,7 +250,7 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, forecast: F
 
 
 def _hazard_basis(options: Sequence[MachineOption]) -> str:
-    """Return the basis of the expected preemptions, as a phrase."""
+    """Return the basis of expected preemptions as a phrase: prior, and observed losses of the options' pools."""
     prior = "the prior of the interruption band (most pools lose few machines, and a few one in 2 h)"
     seen = [f"{option.watched.in_words} of {option.name}" for option in options if option.watched is not None]
     return f"on average over {prior}" + (f", updated by {' and '.join(seen)}" if seen else "")
@@ -294,13 +283,13 @@ def run_spec(
         chosen: the candidate.
         seed: seed of the run.
         evaluate_every_epochs: epochs between evaluations.
-        interval_s: seconds of work between checkpoints that the candidate's forecast was made with; infinite where no
-            machine is taken back: the run then saves at the longest interval of the rules.
+        interval_s: seconds of work between checkpoints in the candidate's forecast; infinite (no machine is taken
+            back): the run saves at the longest interval of the rules.
         learning_rate_rule: how the learning rate follows the batch size; None: the task's own rule.
-        equal_progress: whether the run ends with the steps that its batch size needs for what was asked for; False:
-            after the epochs or steps that were asked for, whatever its batch size.
-        follows_noise: settings of the policy by which the batch follows the gradient noise, and the learning rate with
-            it; None or empty: neither does.
+        equal_progress: whether the run ends after the predicted steps of equal progress; False: after the epochs or
+            steps that were asked for, whatever its batch size.
+        follows_noise: settings of the policy by which batch and learning rate follow the gradient noise; None or empty:
+            they do not.
     """
     profile = model.profile
     job = profile.job
@@ -348,9 +337,9 @@ def run_spec(
 
 
 def _stop(goal: Goal, chosen: Candidate, *, as_many: bool) -> StopRule:
-    """Return when a run of a candidate ends: at the target or too many steps, or after its epochs or steps.
+    """Return the stop rule of a candidate's run: the target with a most number of steps, or epochs, or steps.
 
-    With ``as_many``, epochs or steps give way to the steps that were predicted.
+    With ``as_many``, the predicted number of steps replaces epochs and steps.
     """
     if goal.ends == "target":
         return StopRule(target=True, max_steps=math.ceil(STEPS_MARGIN * chosen.prediction.steps.high))

@@ -44,14 +44,13 @@ MUCH = 0.2
 def listed(question: Question, result: SearchResult, limits: Limits) -> SearchResult:
     """Return ``result`` with the plans to show as its front: best for some weight of time, and as sure as asked.
 
-    Each is the best for some wish (see `plan_front`) of the plans that keep the limits as surely as was asked for, or,
-    where none does, as surely as the choice, by simulated runs. The choice is among them. A plan that beats the choice
-    in both medians and loses by its doubt is left out. Nothing but ``front`` is changed.
+    Plans count that keep the limits in simulated runs as surely as asked, or at least as the choice does (see
+    `plan_front`). The choice is among them; a plan that beats the choice in both medians, but is less certain, is not.
 
     Args:
         question: the request's search, with the asked probability and the seed of the simulated runs.
         result: result of the search; with a choice.
-        limits: budget, deadline and what was wanted.
+        limits: budget, deadline, and the weight of time.
     """
     assert result.chosen is not None
     wishes = [limits, *(replace(limits, time_weight=weight) for weight in TIME_WEIGHTS.values())]
@@ -70,14 +69,14 @@ def choices(model: FittedModel, question: Question, result: SearchResult, limits
     """Return the named plans that people choose among ('fastest', 'safest', ...): this machine first, then by cost.
 
     A plan that is the best for several wishes is one entry with several names. This machine is an entry only if the
-    profile was measured on it and it holds the batch; where it is in time, clusters that are no quicker are left out,
-    but for the choice.
+    profile was measured on it and it holds the batch; if it keeps the deadline, slower clusters are left out, but for
+    the choice.
 
     Args:
         model: fits of the profile.
-        question: the request's search, and with which probability limits must be kept.
-        result: the search, with its choice and the list of plans (see `listed`).
-        limits: budget, deadline and what was wanted.
+        question: the request's search, with the asked probability and the seed of the simulated runs.
+        result: the search, with its choice and the front of plans to show (see `listed`).
+        limits: budget, deadline, and the weight of time.
     """
     names: dict[int, list[ChoiceName]] = {}
     for name, row in _named(question, result, limits):
@@ -136,10 +135,9 @@ EXTREMES: Mapping[ChoiceName, ChoiceName] = MappingProxyType({"fastest": "fast",
 def truly_named(ways: Sequence[Choice], chosen: Candidate) -> tuple[Choice, ...]:
     """Return the choices that do not beat the chosen plan, cheapest first, renamed to be true of shown medians.
 
-    A name such as 'fastest' promises the least shown median, but plans are ranked by expectations. So 'fastest' becomes
-    'fast' where another choice has a lower median time, and 'cheapest' 'cheap'. Left out is what beats the plan in both
-    medians and loses by its doubt alone, unless somebody named its GPU, and what is 'fast' or 'cheap' but beaten by
-    another.
+    'Fastest' becomes 'fast' where another choice has a lower median time, and 'cheapest' 'cheap', as plans are ranked
+    by expectations. Left out are choices that beat the plan in both medians, unless their GPU was named, and choices
+    that are only 'fast' or 'cheap' and beaten by another.
 
     Args:
         ways: the choices, each with a candidate.
@@ -167,10 +165,9 @@ def truly_named(ways: Sequence[Choice], chosen: Candidate) -> tuple[Choice, ...]
 
 
 def _named(question: Question, result: SearchResult, limits: Limits) -> Iterator[tuple[ChoiceName, int]]:
-    """Yield the name and the row of each wish: the choice, the best of the list for each weight, and the safest.
+    """Yield (name, row) pairs: the best of the front for each of `TIME_WEIGHTS`, and 'safest', the best on demand.
 
-    The choice has a name of its own, ``weighed``, only for another weight than the named ones; without clusters that
-    are never taken back, none is the safest.
+    The choice is 'weighed' if its weight of time is none of those. Nothing is 'safest' without clusters on demand.
     """
     assert result.chosen is not None
     if limits.time_weight not in TIME_WEIGHTS.values():
@@ -213,7 +210,7 @@ def _of_each_gpu(question: Question, result: SearchResult, limits: Limits, shown
 
 
 def _chosen(question: Question, result: SearchResult, limits: Limits) -> int | None:
-    """Return the row that a search would choose under other limits, by simulated runs if any is set; None: none."""
+    """Return the row that a search would choose under ``limits``, by simulated runs if any is set; None: none fits."""
     row, safe = choose(result.forecast, limits)
     if row is None:
         return None
@@ -245,9 +242,9 @@ def _safest(question: Question, result: SearchResult, rows: NDArray[np.intp], li
 def worth_their_machines(question: Question, result: SearchResult, limits: Limits) -> SearchResult:
     """Return ``result``, chosen anew, without clusters that gain less over one machine than their 90 % intervals.
 
-    One machine is easier to get, and nothing between machines can turn out slower than it was guessed to be. It stands
-    for clusters of the same GPU, where several were named, that are lost no less easily, if it surely keeps the limits.
-    Both wait alike for spot machines, which therefore does not count.
+    One machine is easier to get, and has no network to be wrong about. It replaces clusters, of the same GPU where
+    several were named, only if it surely keeps the limits and is on demand where they are. Waiting for spot machines
+    does not count, as both wait alike.
 
     Rows, forecast, choice and front of the returned result are of the clusters that are left.
     """
@@ -271,6 +268,7 @@ def worth_their_machines(question: Question, result: SearchResult, limits: Limit
 
 
 def _quotas(space: SearchSpace, result: SearchResult, row: int) -> tuple[QuotaNeed, ...]:
+    """Return the vCPUs that the cluster in ``row`` takes of each AWS quota, beside what the account is granted."""
     took = needed(
         (offer.instance_type, offer.price.market, count)
         for offer, count in ((space.options[index].offer, count) for index, count in result.cluster(row).machines)
@@ -291,10 +289,9 @@ def _quotas(space: SearchSpace, result: SearchResult, row: int) -> tuple[QuotaNe
 
 
 def _here(model: FittedModel, question: Question, limits: Limits, like: MachineOption) -> Iterator[Choice]:
-    """Yield the choice to train alone on the profiled machine, for which nothing is paid or waited for.
+    """Yield the choice 'here': to train alone on the profiled machine, in ``like``'s precision, free and at once.
 
-    Nothing is yielded where that machine is rented or does not hold the batch. In the plan's precision, so that the
-    plan can be launched there.
+    Nothing is yielded where that machine is rented or does not hold the batch.
     """
     model = model.computing_in(like.precision)
     device, usual = model.whole_host, model.profile.job.batch_size
@@ -322,7 +319,7 @@ def _here(model: FittedModel, question: Question, limits: Limits, like: MachineO
 
 
 def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return figures with as many digits as can be seen in a drawing."""
+    """Return figures rounded to four significant digits."""
     return tuple(float(f"{value:.4g}") for value in values.tolist())
 
 

@@ -1,9 +1,9 @@
 """Probability that plans keep their limits, by simulated runs, and the least limits that a plan would keep.
 
-Possible runs of finalists differ in prices, losses, step times and steps. The least budget of a cluster is the one that
-so many of its simulated runs stay within, and never less than its median cost or than it is rented with; the least
-deadline likewise. The least of all clusters is then followed: the search is made again with it, as whoever takes the
-hint would, and moved until the answer is a plan that keeps its limits, while one a little stricter has none.
+Simulated runs differ in prices, losses, step times and steps. The least budget of a cluster is the one that the asked
+share of its runs stays within, and never less than its median cost or than it is rented with; the least deadline
+likewise. Before the least over all clusters is shown as a hint, the search is made again with it, and with a little
+more if that has no plan.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def simulate(
 ) -> PossibleRuns:
     """Return simulated runs, total seconds and USD, [rows, draws], of the clusters in some rows of a search.
 
-    With a budget and a deadline, runs on AWS move to machines on demand in time, as a launch does that is followed.
+    With a budget and a deadline, runs on AWS move to machines on demand in time, as a supervised launch does.
 
     Args:
         space: search space that was searched.
-        job: what of a forecast does not depend on the cluster.
+        job: inputs of a forecast that do not depend on the cluster.
         result: result of the search.
         rows: indices of rows of ``result``, in the order of the returned rows.
         limits: of the plan; its budget and deadline decide when a run moves.
@@ -94,12 +94,11 @@ def confident(
 ) -> tuple[SearchResult, float, bool]:
     """Return ``result`` with the best plan that keeps ``limits`` with ``confidence`` (None: 0.9) in simulated runs.
 
-    Where no confidence is asked for, the plan that is `SURE` to keep the limits by its interval stays the choice, as
-    long as simulated runs agree.
+    Without ``confidence``, a choice that is safe by its interval stays, as long as simulated runs agree.
 
     Args:
         space: search space that was searched.
-        job: what of a forecast does not depend on the cluster.
+        job: inputs of a forecast that do not depend on the cluster.
         result: result of the search; with a choice.
         limits: budget and deadline, at least one of which is set.
         confidence: the probability that is asked for; None: `SURE`, 0.9.
@@ -149,10 +148,9 @@ def sparing(result: SearchResult) -> NDArray[np.intp]:
 
 
 def _finalists(result: SearchResult, limits: Limits) -> list[int]:
-    """Return the best rows that fit, thinned towards rows with more to spare, best first.
+    """Return up to `FINALISTS` of the rows that fit at their median, and the rows of `sparing`, best first.
 
-    Half are the best; others are the best of the rows that use less and less of their limits, so that one with enough
-    to spare is among them; and so are the surest of all, whatever the limits.
+    Half of the former are the best; the others are the best of rows that use ever less of their limits.
     """
     overrun = limits.overrun(result.forecast)
     score = limits.expected_score(result.forecast)
@@ -185,7 +183,7 @@ class Question:
 
     Attributes:
         space: clusters to choose from.
-        job: what of a forecast does not depend on the cluster.
+        job: inputs of a forecast that do not depend on the cluster.
         confidence: probability with which limits must be kept; None: `SURE`, 0.9.
         seed: seed of simulated runs.
         effort: limits on the work of each further search.
@@ -211,12 +209,11 @@ class Question:
     def least(self, result: SearchResult, limits: Limits, limit: Limit) -> float:
         """Return the least budget, USD, or deadline, s (see ``limit``), that a plan of ``result`` keeps; inf: none.
 
-        The plan keeps it with the asked probability in simulated runs, and at its median; the other limit is kept as it
-        is.
+        Kept means with the asked probability in simulated runs, and at the median, beside the other limit.
 
         Args:
             result: of a search in the same space.
-            limits: of which the one that ``limit`` names is not looked at.
+            limits: has the other limit; the one that ``limit`` names does not count.
             limit: "budget_usd" or "deadline_s".
         """
         rows = sparing(result)
@@ -246,10 +243,10 @@ class Question:
         return best.safe
 
     def enough(self, limits: Limits, limit: Limit) -> float | None:
-        """Return the first budget, USD, or deadline, s (by ``limit``), tried that lets a plan keep all; None: none.
+        """Return a budget, USD, or deadline, s (by ``limit``), with which a plan keeps all limits; None: none found.
 
-        Tried are three amounts, of 1 to 1.3 times the least that a plan needs, rounded up to a plain figure, and always
-        above the present limit. Each try makes the search again.
+        Three amounts are tried, 1 to 1.3 times `least`, rounded up to a plain figure, and above the present limit. Each
+        try makes the search again.
         """
         # Where only this limit is in the way, what uses least of it is wanted.
         wide = replace(limits, **{limit: None}, time_weight=0.0 if limit == "budget_usd" else 1.0)
@@ -265,7 +262,7 @@ class Question:
 def remedies(question: Question, limits: Limits, *, most: float | None = None) -> list[str]:
     """Return hints on limits that a plan would keep, such as 'raise the budget to $12.40'; makes the search again.
 
-    Each change helps alone, or else both together. Limits that are not set are not spoken of.
+    Each change helps alone; if neither limit alone helps, one hint changes both.
 
     Args:
         question: the request's search, which is made again.

@@ -1,4 +1,4 @@
-"""Says why a plan won, where its time and money go, what is known and what is guessed, and what would change it."""
+"""Sentences on why a plan won, the parts of its step, its batch size, risks, and the evidence of its prediction."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def explain(
     """Return the sentences that explain a plan, most important first: its choice, time, batch, risks and evidence.
 
     Args:
-        model: fitted to the profile.
-        host: how the profiled machine was placed among the catalogue's.
-        result: what was searched, with the choice.
-        chosen: the choice as a record.
+        model: fits of the profile.
+        host: the profiled machine as the catalogue rates it.
+        result: result of the search, with the choice.
+        chosen: the plan's cluster.
         limits: budget and deadline.
-        seen: how sure the choice is, and what it depends on.
+        seen: probability that the choice keeps the limits.
         to_target: whether the run ends at a target; False: after given epochs or steps.
         equal_progress: whether the batch size was searched at equal progress, so that its cost in steps is counted.
     """
@@ -67,6 +67,7 @@ def explain(
 
 
 def _begins_again(profile: Profile) -> Iterator[str]:
+    """Yield a sentence on lost work if the job saves no checkpoints, else nothing."""
     if not profile.job.resumes:
         yield (
             f"{profile.job.task} saves no checkpoint, so a loss of a machine costs all that was done before it, and "
@@ -75,7 +76,7 @@ def _begins_again(profile: Profile) -> Iterator[str]:
 
 
 def _why(result: SearchResult, chosen: Candidate, limits: Limits, seen: Sensitivity) -> str:
-    """Return a sentence on what the chosen plan is the best of, and how surely it keeps the limits."""
+    """Return a sentence on what the chosen plan is best at, and with which probability it keeps the limits."""
     prediction = chosen.prediction
     within = limits_in_words("the", limits.budget_usd, limits.deadline_s)
     machines = chosen.in_words
@@ -120,10 +121,10 @@ def batch_note(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterat
     """Yield a sentence on steps if the plan's batch size is not the job's own, else nothing.
 
     Args:
-        model: fitted to the profile.
+        model: fits of the profile.
         chosen: the plan's cluster.
-        priced: whether the predicted steps count what the other batch size costs; False: the sentence says how many
-            steps the same progress would take.
+        priced: whether the predicted steps include the other batch size's loss of progress; False: they do not, and the
+            sentence says how many steps the same progress would take.
     """
     usual, size, steps = model.profile.job.batch_size, chosen.global_batch_size, chosen.prediction.steps.value
     if size == usual:
@@ -160,10 +161,9 @@ def _scarce(chosen: Candidate) -> Iterator[str]:
 
 
 def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Iterator[str]:
-    """Yield sentences on what the prediction rests on: step time of each type, steps, network, compression.
+    """Yield sentences on the evidence of the prediction: step time by type, CPU speed, steps, network, compression.
 
-    A CPU that was placed by others' speed is named; the network only where several machines use one that nobody
-    measured.
+    The network is left out for one machine, and where it was measured.
     """
     prediction = chosen.prediction
     for tier, meaning in EVIDENCE_IN_WORDS.items():
@@ -206,7 +206,7 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
 
 
 def _not_weighed(model: FittedModel, *, to_target: bool) -> Iterator[str]:
-    """Yield which compressors no plan could use, and why; nothing where none is left out, or nothing was measured.
+    """Yield a sentence on compressors that no plan could use, and why; nothing if there are none, or a described job.
 
     Raises:
         BadInput: as of `gain_of`.
@@ -221,9 +221,9 @@ def _not_weighed(model: FittedModel, *, to_target: bool) -> Iterator[str]:
 
 
 def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:
-    """Yield how averaging parameters changes communication and steps here, or that it might be worth measuring.
+    """Yield sentences on the plan's averaging of parameters, or one that averaging might be worth measuring.
 
-    Nothing for one worker, and for sums of gradients whose communication takes little.
+    Nothing is yielded for one worker, or for sums of gradients whose communication takes little.
     """
     prediction, job = chosen.prediction, model.profile.job
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)

@@ -36,13 +36,9 @@ def memory_table(
     """Return what a worker of each machine type holds in memory, bytes, in its first candidate; empty: not counted.
 
     Args:
-        model: what the profile says.
-        candidates: the chosen one first.
-        options: that the candidates were chosen from; of a type and precision the first counts.
-
-    Returns:
-        One record for each type, in the order in which candidates have them; empty where the profile did not count
-        memory.
+        model: fits of the profile.
+        candidates: clusters, the chosen one first; records are in the order in which their types appear.
+        options: machines that the candidates were chosen from; of one type and precision the first counts.
     """
     if counted(model) is None:
         return ()
@@ -85,6 +81,7 @@ def memory_table(
 
 
 def _device(instance: InstanceType) -> str:
+    """Return the name of the device whose memory a worker has: the GPU's, or 'main memory'."""
     gpu = instance.accelerator
     return gpu.name if instance.cuda_devices and gpu is not None else "main memory"
 
@@ -92,12 +89,10 @@ def _device(instance: InstanceType) -> str:
 def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer]) -> NoFeasiblePlan:
     """Return, not raise, the error that no offered machine's memory holds a step of the fewest samples.
 
-    It says how much a step needs, how much the largest device has, and what would help.
-
     Args:
         model: fits of the profile.
         catalog: of the region, or of one's own machines.
-        offered: offers of the catalogue that were asked for; at least one can be trained on but for its memory.
+        offered: offers that were asked for, at least one of which fails by its memory alone.
     """
     instances = {offer.instance_type.name: offer.instance_type for offer in offered}
     possible = [instance for instance in instances.values() if unusable(instance) is None]
@@ -144,6 +139,7 @@ _SMALLER_JOB = (
 
 
 def _parts(memory: TrainingMemory, need: float) -> str:
+    """Return the parts of the ``need`` bytes of a step as a phrase."""
     return (
         f"parameters {bytes_(memory.parameter_bytes + memory.buffer_bytes)}, gradients "
         f"{bytes_(memory.gradient_bytes)}, optimizer state {bytes_(memory.optimizer_bytes)}, activations "
@@ -164,10 +160,10 @@ def nothing_usable(
     """Return, not raise, the error that no offered machine can be planned with, for the reasons in ``excluded``.
 
     Args:
-        region: where they are offered; "own": of the inventory.
-        offered: what was asked for.
-        excluded: how many of them were left out, for each reason; at least one reason.
-        by_gpus: whether they were asked for by their GPUs, and not by type.
+        region: region of the offers; "own": they are the inventory's.
+        offered: offers that were asked for.
+        excluded: number of offers left out, by reason; at least one reason.
+        by_gpus: whether machines were asked for by their GPUs, and not by type.
     """
     names = sorted({offer.instance_type.name for offer in offered})
     who = f"None of the {len(names)} instance types" if len(names) > MOST_NAMED else " and ".join(names)
@@ -186,7 +182,7 @@ def nothing_usable(
 
 
 def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
-    """Return the error where no cluster of the machines is allowed, at any cost: names the limit that leaves none."""
+    """Return, not raise, the error that limits other than budget and deadline allow no cluster; names those limits."""
     beyond = (
         space.quotas.get(bucket_of(option.offer), math.inf) < option.offer.instance_type.vcpus
         for option in space.options
@@ -241,8 +237,8 @@ def nothing_fits(
 ) -> NoFeasiblePlan:
     """Return, not raise, the error that no plan keeps the limits; it names the cheapest and the quickest affordable.
 
-    It searches and simulates again, to say in its hint which limits a plan would keep. Where the search priced no
-    cluster at all, the error says which of quotas, workers, machines and dollars an hour leave none.
+    Searches and simulates again for the hint, limits that a plan would keep. If the search priced no cluster, the error
+    is that of `_no_cluster`.
 
     Args:
         question: the request's search, which can be made again.

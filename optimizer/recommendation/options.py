@@ -1,4 +1,4 @@
-"""Settings of a plan, as a person asks for them: what may be rented, how large, and what is wanted of it."""
+"""Settings of a plan as a person asks for them, and the request that joins them with profile, catalogue and goal."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ class PlanRequest:
     """Inputs of one plan: the job's profile, the catalogue, the goal, the options, hours of the user's machines.
 
     Attributes:
-        profile: what was measured of the job.
-        catalog: what can be rented.
-        goal: what the run is for, and its limits.
-        options: what narrows the search.
+        profile: measurements of the job.
+        catalog: machines and prices to choose from.
+        goal: end of the run, and its limits.
+        options: settings of the search.
         open_hours: hours in which the user's own machines may be used; None: always.
     """
 

@@ -1,8 +1,4 @@
-"""Plans for several regions as one list, and the choice between one's own machines and rented ones.
-
-Clusters of one type say in which region each wish is met best. A plan is made for one's own machines and for rented
-ones, and the better is returned with a sentence on the other.
-"""
+"""Plans over several regions, and the better plan of one's own machines and rented ones."""
 
 from __future__ import annotations
 
@@ -43,12 +39,15 @@ SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class _Offer:
-    """The best cluster of one type in a region, and its scores.
+    """The best cluster of one type in a region, with scores by which regions are compared; lower is better.
 
     Attributes:
-        score: of what is wanted.
-        by_wish: the best of its plans for each of `TIME_WEIGHTS`, of those on demand and of those of each GPU that was
-            named for what is wanted.
+        request: the region's.
+        safe: whether the cluster keeps the limits with the probability `SURE`.
+        score: of the cluster at the request's weight of time.
+        by_wish: least scores of the region's clusters: at each of `TIME_WEIGHTS`, then, at the request's weight, on
+            demand, and with each GPU that was named; infinite: none.
+        offer: the cluster as a plan shows it.
     """
 
     request: PlanRequest
@@ -59,18 +58,17 @@ class _Offer:
 
 
 def plan_in_regions(requests: Sequence[PlanRequest], find: Callable[[PlanRequest], Plan]) -> Plan:
-    """Return the best plan over regions, a request each: one-type clusters of all, then ``find`` in the best regions.
+    """Return the best plan over regions, with those of other regions merged in (`merged`).
 
-    The clusters of one type of each region are searched; mixes of types are left to the search in the best: the region
-    that is the best for what is wanted, and the regions that are the best for another wish. A region where nothing can
-    be planned is passed over.
+    Clusters of one type are searched in each region; plans are made in the region that is best for the request, and in
+    those that are best for another wish. A region where nothing can be planned is passed over.
 
     Args:
-        requests: what to plan, with catalogue and quotas of each region.
+        requests: one for each region, with that region's catalogue and quotas.
         find: makes the plan in one region.
 
     Raises:
-        NoFeasiblePlan: nothing fits in any of them.
+        NoFeasiblePlan: nothing fits in any region.
         BadInput: ``find`` raised it.
     """
     offers = sorted(filter(None, map(_offer, requests)), key=lambda offer: (not offer.safe, offer.score))
@@ -89,7 +87,7 @@ def plan_in_regions(requests: Sequence[PlanRequest], find: Callable[[PlanRequest
     unpriced = Unpriced.of(
         [request.catalog for request in requests if request.catalog.cloud == AWS], requests[0].options
     )
-    return together(plans, offers[0].request).model_copy(
+    return merged(plans, offers[0].request).model_copy(
         update={
             "regions": tuple(offer.offer for offer in offers[:SHOWN]),
             "not_compared": unpriced.in_words if unpriced.is_most else None,
@@ -98,7 +96,7 @@ def plan_in_regions(requests: Sequence[PlanRequest], find: Callable[[PlanRequest
 
 
 def _offer(request: PlanRequest) -> _Offer | None:
-    """Return a region's best cluster of one type for the request; None: nothing of it is sold there, or fits."""
+    """Return a region's best cluster of one type for the request; None: nothing asked for is sold there, or fits."""
     limits = request.limits
     try:
         problem = search_problem(request)
@@ -139,7 +137,7 @@ def _offer(request: PlanRequest) -> _Offer | None:
     )
 
 
-def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
+def merged(plans: Sequence[Plan], request: PlanRequest) -> Plan:
     """Return the best of ``plans``, with the Pareto fronts and choices of all merged into its own.
 
     Where some plan keeps the limits as surely as asked, plans that are a risk are left out.
@@ -197,14 +195,14 @@ def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, n
     """Return the best plan on the user's own ``hosts``, none rented; options on what to rent are ignored.
 
     Args:
-        request: what to plan; its options that narrow what is rented do not narrow what one has.
+        request: profile, goal and options; options that narrow what is rented do not count.
         hosts: of the inventory.
         seed: of the search.
         now: the plan's date.
 
     Raises:
-        BadInput: of a host something is missing that a plan needs (cost, CPUs, network, GPU), or the goal does not suit
-            profile or options.
+        BadInput: a host lacks a fact that a plan needs (cost, CPUs, network, GPU), or the goal does not suit profile or
+            options.
         NoFeasiblePlan: the hosts do not keep the limits, or their memory does not hold a step.
     """
     catalog, quotas = owned(request.catalog, hosts, now.date(), measured=request.profile.measured_machines)
@@ -232,13 +230,13 @@ def better_of(
 ) -> Plan:
     """Return the better plan of the user's own ``hosts`` and ``rented()``, with the other as one of its choices.
 
-    A plan that is a risk comes last, then one that the other beats in shown time and cost. Of its reasons two are kept;
-    where one kind of machine has no plan, the first reason says so.
+    A plan that is no risk is better; then one that the other does not beat in shown time and cost; then the lower
+    score. If own or rented machines have no plan, the first reason says so.
 
     Args:
-        request: what to plan.
+        request: profile, catalogue, goal and options.
         hosts: of the inventory.
-        rented: makes the other plan.
+        rented: makes the plan on rented machines.
         seed: of the search.
         now: the plan's date.
 

@@ -1,4 +1,4 @@
-"""Profile, catalogue and goal in, plan out: the pure function behind `hetopt recommend`."""
+"""The best plan for a profile, a catalogue and a goal: the pure function behind `hetopt recommend`."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def recommend(
     Ctrl-C ends the search early, with the best plan so far.
 
     Args:
-        request: what to plan, and from what.
+        request: profile, catalogue, goal and options.
         seed: of the search.
         now: the plan's date.
-        tell: is called with a few words on what is searched now.
+        tell: is called with a few words on the part of the work that begins.
 
     Raises:
         BadInput: the goal does not suit profile or options, ``confidence`` is given without a limit, the file of the
@@ -127,7 +127,7 @@ def recommend(
     if options.confidence is not None and limits.budget_usd is None and limits.deadline_s is None:
         raise BadInput("`confidence` needs a budget or a deadline to be kept.", hint="give `budget_usd` or `deadline`")
     problem = search_problem(request)
-    problem, settings = _begun(problem, limits) if options.batch_size == ADAPTIVE_BATCH else (problem, {})
+    problem, settings = _first_batch(problem, limits) if options.batch_size == ADAPTIVE_BATCH else (problem, {})
     goal, model, space, job = problem.goal, problem.model, problem.space, problem.job
     result = search(space, job, limits, effort=Effort(types=options.mixed_types), tell=tell)
     if options.trials is not None:
@@ -140,7 +140,7 @@ def recommend(
     question = Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again, gpus=options.gpus)
     if result.chosen is None:
         tell("what would have to be allowed")
-        raise nothing_fits(question, result, limits, list(_otherwise(request, quotas=True)))
+        raise nothing_fits(question, result, limits, list(_other_hints(request, quotas=True)))
     tell("what the choice depends on")
     result, seen = _sure(request, question, result)
 
@@ -200,10 +200,10 @@ def recommend(
 
 
 def _follows_noise(request: PlanRequest, problem: SearchProblem, result: SearchResult) -> Iterator[str]:
-    """Yield what a batch that follows the gradient noise should save over the shown time, 5 % or more; else nothing.
+    """Yield a sentence if a batch that follows the gradient noise should save 5 % or more of the shown time.
 
-    That is on the plan's machines, with the best batch size for each critical batch size that may be. Nothing for
-    another batch size that was asked for, for scripts and targets, and where no noise was measured.
+    On the plan's machines, with the best batch size for each possible critical batch size. Nothing is yielded for a
+    fixed batch size that was asked for, for scripts and targets, and without measured noise.
     """
     job, model, length, chosen = request.profile.job, problem.model, problem.job.steps, result.chosen
     dense = [each for each in problem.space.exchanges if each.compression.name == IDENTITY and not each.sync.is_local]
@@ -228,12 +228,11 @@ def _follows_noise(request: PlanRequest, problem: SearchProblem, result: SearchR
         )
 
 
-def _begun(problem: SearchProblem, limits: Limits) -> tuple[SearchProblem, Settings]:
-    """Return the problem with the batch size that an adaptive batch begins with, and the settings of that policy.
+def _first_batch(problem: SearchProblem, limits: Limits) -> tuple[SearchProblem, Settings]:
+    """Return the problem with the first batch size of an adaptive batch alone, and that policy's settings.
 
-    That is the best by expectation of the batch sizes that surely pay, on machines of one type. The settings are the
-    least and largest batch over the first, the critical batch size (samples) and, where step times show it, the samples
-    that take as long as a step's fixed part.
+    The first size is the best, by expectation, of those that surely pay on machines of one type. The settings are those
+    of `EqualSteps.following`.
     """
     steps = equal_steps(problem.model.convergence, GivenSteps(amount=1), problem.model.profile.job.batch_size)
     found = search(problem.space, problem.job, limits, effort=Effort(types=1))
@@ -247,15 +246,15 @@ def _begun(problem: SearchProblem, limits: Limits) -> tuple[SearchProblem, Setti
 
 
 def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
-    """Return the types without a price; of one's own machines, whose owner says what they cost, none."""
+    """Return the asked-for types of AWS that have no price; none of own machines and of other clouds."""
     return Unpriced.of([catalog] if catalog.cloud == AWS else [], options)
 
 
 def _sure(request: PlanRequest, question: Question, result: SearchResult) -> tuple[SearchResult, Sensitivity]:
-    """Return the search with the choice that keeps the limits as surely as asked, and how sure that is.
+    """Return the search with the choice and front that keep the limits as surely as asked, and how sure the choice is.
 
-    Of a described job, clusters that hardly gain over one machine are left out first. Where the choice is a risk, hints
-    on what would help are searched, unless the risk was accepted.
+    Of a described job on rented machines, clusters that hardly gain over one machine are left out first. If the choice
+    is a risk that was not accepted, hints on what would help are searched.
     """
     options, limits = request.options, request.limits
     if request.profile.is_counted and request.catalog.region != OWN:
@@ -284,15 +283,15 @@ def _sure(request: PlanRequest, question: Question, result: SearchResult) -> tup
     )
     if not seen.is_risk:
         return result, seen
-    hints = [] if options.accept_risk else [*_otherwise(request), *remedies(question, limits, most=most)]
+    hints = [] if options.accept_risk else [*_other_hints(request), *remedies(question, limits, most=most)]
     return result, seen.model_copy(update={"remedies": tuple(hints), "risk_accepted": options.accept_risk})
 
 
-def _otherwise(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
-    """Yield changes other than to limits with which a cluster of one type keeps them, with their price.
+def _other_hints(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
+    """Yield hints other than on limits: a change of the request with which a cluster of one type keeps the limits.
 
-    Larger quotas (with ``quotas``, where some are set), checkpoints of a job that cannot resume, and machines on demand
-    where only spot was asked for; each is searched anew. Errors are as of `search_problem`.
+    Tried are larger quotas (with ``quotas``, if some are set), checkpoints of a job that cannot resume, and machines on
+    demand where only spot was asked for; each is searched anew. Errors are as of `search_problem`.
     """
     profile, options = request.profile, request.options
     if quotas and options.quotas:
@@ -310,7 +309,7 @@ def _otherwise(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
 
 
 def _priced(change: str, request: PlanRequest) -> Iterator[str]:
-    """Yield a change with the cluster of one type that would surely keep the limits after it; nothing if none does.
+    """Yield ``change``, a phrase, with the best cluster of one type for ``request`` if it surely keeps the limits.
 
     Errors are as of `search_problem`.
     """
@@ -327,14 +326,14 @@ def _priced(change: str, request: PlanRequest) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProblem:
-    """What a plan's search needs: the fitted model, the space of clusters, the job, and the goal completed.
+    """Inputs of a plan's search: the fitted model, the space of clusters, the job, and the completed goal.
 
     Attributes:
         goal: with the task's own target written in.
-        model: fitted to the profile.
+        model: fits of the profile.
         space: the clusters to choose from.
-        job: what of a forecast does not depend on the cluster.
-        host: how the profiled machine was placed among the catalogue's.
+        job: inputs of a forecast that do not depend on the cluster.
+        host: the profiled machine as the catalogue rates it.
         evaluate_every_epochs: epochs between evaluations.
     """
 
@@ -396,11 +395,11 @@ def steps_model(
     """Return the law of optimizer steps that a goal needs, by global batch size and retained gradient energy.
 
     Args:
-        model: fitted to the profile.
+        model: fits of the profile.
         goal: of the run.
-        evaluate_every_epochs: epochs between looks at the target.
+        evaluate_every_epochs: epochs between evaluations, at which a target is noticed.
         equal_progress: whether a given length stands for the progress that it makes at the job's own batch size; False:
-            for as many epochs or steps at any batch size. Of no meaning for a run to a target.
+            for as many epochs or steps at any batch size. Ignored for a run to a target.
 
     Raises:
         BadInput: the goal is the target and no pilot of the profile reached it, the goal does not say how many epochs
@@ -442,10 +441,10 @@ def evaluation_period_epochs(model: FittedModel, goal: Goal) -> float:
 
 
 def _completed(goal: Goal, profile: Profile) -> Goal:
-    """Return the goal with the task's own target written in; a goal that is no target is returned as it is.
+    """Return the goal with the task's own target written in; a goal of epochs or steps is returned unchanged.
 
     Raises:
-        BadInput: the goal is another target, of which pilots tell nothing.
+        BadInput: the goal is another target than the profile's.
     """
     job = profile.job
     if goal.ends != "target":
@@ -472,12 +471,12 @@ def job_of(
     """Return the inputs of a forecast that do not depend on the cluster.
 
     Args:
-        model: fitted to the profile.
-        shape: what steps have in common on whatever machines.
+        model: fits of the profile.
+        shape: parameters that steps share on all machines.
         goal: of the run.
-        options: of the request; whether the batch size is searched at equal progress.
+        options: of the request; a text as ``batch_size`` means equal progress.
         every: epochs between evaluations.
-        billing: terms of what is rented.
+        billing: terms and prices beside the machines' own.
 
     Raises:
         BadInput: as of `steps_model`.
@@ -497,11 +496,11 @@ def job_of(
 
 
 def payload_of(profile: Profile, options: Options, types: Mapping[str, InstanceType]) -> Payload:
-    """Return what a run brings to each machine, bytes of data and checkpoint, and how long earlier launches took.
+    """Return the bytes of data and checkpoint that a run brings to each machine, and start-up times of past launches.
 
     Args:
-        profile: with the launches that were seen.
-        options: with the size of the data set, and start-up time and disk if they were given.
+        profile: has past launches.
+        options: has the size of the data set, and start-up time and disk if they were given.
         types: instance types by name; launches of other types are passed over.
     """
     payload = Payload(
@@ -518,7 +517,7 @@ def payload_of(profile: Profile, options: Options, types: Mapping[str, InstanceT
 
 
 def _started_s(launches: Iterable[Provisioned]) -> dict[str, float]:
-    """Return seconds to start by own machine: the mean over launches on the fewest, as they wait for the slowest."""
+    """Return seconds to start by machine, the mean over its launches with the fewest machines, as these wait least."""
     took_s: dict[str, dict[int, list[float]]] = {}
     for seen in launches:
         for name in seen.types:
@@ -540,13 +539,13 @@ def space_of(
     The space has one batch size, the fixed one or the job's own; `search_problem` puts a ladder in its place.
 
     Args:
-        model: fitted to the profile.
-        shape: what steps have in common on whatever machines.
-        sampled: what step samples of other machines say; None: there are none.
-        catalog: of what can be rented.
+        model: fits of the profile.
+        shape: parameters that steps share on all machines.
+        sampled: machines as step samples predict them; None: there are no samples.
+        catalog: machines to choose from.
         goal: of the run.
         options: of the request.
-        host: how the profiled machine was placed among the catalogue's.
+        host: the profiled machine as the catalogue rates it.
 
     Raises:
         BadInput: nothing that is asked for is offered or can be predicted from this profile, the batch size exceeds the
@@ -613,15 +612,15 @@ def space_of(
 def computings(
     model: FittedModel, sampled: SampledMachines | None, options: Options, *, to_target: bool
 ) -> dict[Precision, PrecisionLoss]:
-    """Return the precisions to plan with, each with its cost in steps: the one asked for, or all measured that suit.
+    """Return the precisions to plan with, each with its factor on steps: the one asked for, or all measured that suit.
 
-    The profile's first comes first. In a run of fixed length the cost is none, and precisions that lose much are left
-    out.
+    The profile's first comes first. In a run of fixed length factors are 1, and precisions that lose more than
+    `MOST_LOST` are left out.
 
     Args:
-        model: fitted to the profile.
+        model: fits of the profile.
         sampled: step samples of other machines, whose precisions count too; None: there are none.
-        options: with the precision and the sync that are asked for, if any.
+        options: has the precision and the sync that are asked for, if any.
         to_target: whether the run ends at a target, so that more steps can make up for a loss.
 
     Raises:
@@ -687,7 +686,7 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> tuple[Exc
 
 
 def _searched(space: SearchSpace, result: SearchResult) -> str:
-    """Return a sentence on what was searched: offers, why some were left out, limits, what was proved, trials."""
+    """Return a text on the search: offers and why some were left out, limits, the proof, mixes and trials."""
     refused = (f"{reason}: {count}" for reason, count in sorted(space.excluded.items(), key=lambda item: -item[1]))
     left_out = f" (left out: {'; '.join(refused)})" if space.excluded else ""
     stopped = "; stopped early" if result.stopped else ""

@@ -1,8 +1,4 @@
-"""Predicts step times of clusters whose local batch sizes are given, by the models that plans are made with.
-
-A plan chooses its own local batches; here they are given. Machines, links, exchange and intervals are those of the
-search, so that the step of a plan's cluster is the plan's.
-"""
+"""Step times of clusters whose local batch sizes are given, by the models that plans are made with."""
 
 from __future__ import annotations
 
@@ -45,9 +41,9 @@ class AskedSteps:
     Attributes:
         model: fits of the profile.
         catalog: holds the machine types that configurations may name.
-        host: how the profiled machine was placed among the catalogue's.
-        shape: what steps on all machines share (stragglers, overlap), as `forecast.steps_of` needs it.
-        sampled: what step samples of other machines say; None: there are none.
+        host: the profiled machine as the catalogue rates it.
+        shape: parameters that steps share on all machines, such as straggling and overlap.
+        sampled: machines as step samples predict them; None: there are no samples.
     """
 
     model: FittedModel
@@ -76,10 +72,9 @@ class AskedSteps:
         )
 
     def answers(self, asked: Configuration) -> bool:
-        """Return whether ``asked`` is predictable: catalogue types, a worker per GPU, profiled precision, no local SGD.
+        """Return whether `step` can predict ``asked``: catalogue types, a worker per GPU, profiled precision, no sync.
 
-        A machine without a GPU has one worker. Of a job that was described and not measured, some of a machine's GPUs
-        may be idle. `step` may be asked only for what is predictable.
+        A machine without a GPU has one worker; a described job may leave some of a machine's GPUs idle.
         """
         types, described = self.catalog.instance_types, self.model.profile.is_counted
         profiled = self.model.reference.device.precision
@@ -99,13 +94,13 @@ class AskedSteps:
     def step(self, asked: Configuration) -> StepTime:
         """Return the predicted step time of a configuration, seconds, with the ends of its 90 % interval.
 
-        The evidence of the result is that of the least known machine. A compressor goes by its usual collective.
+        The evidence is that of the least known machine. A compressor is taken by its usual collective.
 
         Args:
-            asked: a configuration that can be answered, see `answers`.
+            asked: a configuration that `answers` accepts.
 
         Raises:
-            BadInput: a type's speed cannot be predicted, or nobody knows how long the compressor takes; says why.
+            BadInput: a type's speed cannot be predicted, or the profile does not say how long the compressor takes.
         """
         counts = Counter(asked.nodes)
         options = [self._machine(node) for node in counts]
@@ -139,7 +134,7 @@ class AskedSteps:
         )
 
     def _machine(self, node: Node) -> MachineOption:
-        """Return a node's machine option, cached; of a node with fewer workers than GPUs only as many GPUs count.
+        """Return a node's machine option, cached; where it has more GPUs than workers, the rest do not count.
 
         Raises:
             BadInput: the speed of the type cannot be predicted.

@@ -11,7 +11,7 @@ from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import beside_usd_per_hour
 from hetopt.optimizer.search.cluster_rows import Boxes, Columns, least_table, most_compute_s
-from hetopt.optimizer.search.forecast import ClusterTable, JobModel, distance, evaluations, forecast, steps_of
+from hetopt.optimizer.search.forecast import ClusterTable, JobModel, evaluations, forecast, half_width, steps_of
 from hetopt.optimizer.search.group_shares import Array, Mask
 from hetopt.optimizer.search.objective import Limits, least_expected, sure_quantile
 from hetopt.optimizer.step_time.step_time import expected_maximum
@@ -27,18 +27,19 @@ FEWEST_MACHINES = 2
 class Bar:
     """Score and limits that a better mix of machine types has to keep, and the least price of a sample in such a mix.
 
-    Bounds on the counts cannot see that a mix has to end in time.
-
     A run that ends by T has steps of at most ``tau = (T - startup) / steps``, in which a worker takes no more than
     ``q = (left(tau) - fixed) / per_sample`` samples, where ``left`` is what the exchange leaves of a step. So the
     machines n of a cluster hold the batch, ``sum n w q >= B``, and each sample costs at least
     ``rho = min price / (w q)`` an hour. As T falls, q falls by more than in proportion, so ``T rho(T)`` is least at the
     latest end that is allowed, or where the worker's memory is full: a quicker run is not cheaper by renting less.
 
-    Every run has a latest end. A deadline says it; so does a budget, and the score to be beaten, as two machines of
-    the cheapest kind cost that much an hour. Arrays are (options, batches, exchanges).
+    Every run has a latest end: the deadline, or when the rent of two machines of the cheapest kind exceeds the budget
+    or the score to be beaten. Arrays are (options, batches, exchanges).
 
     Attributes:
+        columns: arrays of the search space.
+        job: inputs of a forecast that do not depend on the cluster.
+        limits: budget and deadline to keep, and the weight of time.
         score: score to be beaten; infinite: only the limits are to be kept.
         samples: most samples of a step that a machine can compute in time; 0: not even one for each of its workers.
         usd_per_sample: least price of a machine for the whole run over ``samples``, USD.
@@ -55,14 +56,7 @@ class Bar:
 
     @classmethod
     def of(cls, columns: Columns, job: JobModel, limits: Limits, score: float) -> Bar:
-        """Return the bar for mixes that score below ``score``, time^w cost^(1-w); infinite: only the limits count.
-
-        Args:
-            columns: arrays of the search space.
-            job: what of a forecast does not depend on the cluster.
-            limits: budget and deadline to keep, and the weight w of time.
-            score: the score to be beaten.
-        """
+        """Return the bar for mixes that score below ``score``; arguments are the attributes."""
         latest_s = _latest_s(columns, job, limits, score)[:, None, None]
         batch, gain = columns.batches.astype(np.float64)[:, None], columns.gain[None, :]
         steps = job.steps.steps(batch, gain)
@@ -107,9 +101,9 @@ class Bar:
         )
 
     def alone_usd(self) -> tuple[Array, Array]:
-        """Return the least USD of runs with no cheaper option, at median and 90 % end, [options, batches, exchanges].
+        """Return the least USD of runs in which no option is cheaper than each, [options, batches, exchanges].
 
-        A cluster with cheaper options is bounded by those.
+        Two arrays: the median cost, and the upper end of its 90 % interval.
         """
         alone = self.usd_per_sample * self.columns.batches[None, :, None]
         return alone, alone * self.late_factor
@@ -137,10 +131,9 @@ class Bar:
 def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
     """Return the mask of boxes that may hold a cluster better than the bar, and bounds below scores (inf: none).
 
-    Time and cost grow with every column of a table, so the forecast of the least columns is a bound. Their spread does
-    not: it is that of a mixture of computing and exchanging, and its least over all mixtures that a box allows is
-    taken, where the medians leave a box in. With the upper ends that follow, what doubt adds to the score is bounded
-    as well. The bound of a box that exceeds the limits by its machines' price alone is infinite.
+    Time and cost grow with every column of a table, so the forecast of the least columns bounds their medians. Their
+    spread does not: its least over all mixtures of computing and exchanging that a box allows is taken, and bounds the
+    upper ends and expectations.
 
     Returns:
         The mask, [boxes], and a lower bound on the score of each box, [boxes]; infinite where the price of its machines
@@ -163,10 +156,10 @@ def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
     boxes, table, least, rows = boxes.take(some), table.take(some), least.take(some), rows[some]
     log_sd = np.hypot(_least_step_log_sd(columns, boxes, table, job), least.steps_log_sd)
     late_s = np.hypot(
-        distance(least.work_s + least.interruption_s, log_sd, 1), distance(table.startup_s, job.startup_log_sd, 1)
+        half_width(least.work_s + least.interruption_s, log_sd, 1), half_width(table.startup_s, job.startup_log_sd, 1)
     )
     hourly = table.usd_per_hour + table.machines * beside_usd_per_hour(job.billing, table.disk_gb)
-    dearer = np.hypot(hourly * late_s / SECONDS_PER_HOUR, distance(least.cost_usd, table.price_log_sd, 1))
+    dearer = np.hypot(hourly * late_s / SECONDS_PER_HOUR, half_width(least.cost_usd, table.price_log_sd, 1))
     cost_usd, high_usd = cost_usd[some], least.cost_usd + dearer + more_high_usd[some]
     high_s = least.total_s + late_s
     sure = limits.ratio(sure_quantile(cost_usd, high_usd), sure_quantile(least.total_s, high_s))
@@ -177,12 +170,12 @@ def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
 
 
 def _least_step_log_sd(columns: Columns, boxes: Boxes, table: ClusterTable, job: JobModel) -> Array:
-    """Return the least log standard deviation of a step in each box, over its mixtures of device and network.
+    """Return the least standard deviation of the log of a step in each box, [boxes].
 
     With the share s of what depends on the device, the spread is at least ``hypot(s c, (1 - s) m)``: convex in s, least
     at ``m^2 / (c^2 + m^2)``.
     """
-    most_workers = np.minimum((boxes.most * columns.workers[boxes.option]).sum(axis=1), columns.late.shape[1] - 1)
+    most_workers = np.minimum((boxes.most * columns.workers[boxes.option]).sum(axis=1), columns.stretch.shape[1] - 1)
     # As many times as much as with the fewest workers; two exchange something, or nobody does.
     latency, traffic, compress = (
         np.divide(most[boxes.exchange, most_workers], least, out=np.ones_like(least), where=least > 0)
@@ -208,7 +201,7 @@ def _least_step_log_sd(columns: Columns, boxes: Boxes, table: ClusterTable, job:
 
 
 def _latest_s(columns: Columns, job: JobModel, limits: Limits, score: float) -> Array:
-    """Return the latest end of a mix with each option that could beat limits and score, at its least rent, seconds."""
+    """Return the latest end, s, [options], by which a mix with that option keeps limits and beats ``score``."""
     per_machine = columns.usd_per_hour + beside_usd_per_hour(job.billing, columns.disk_gb)
     usd_per_s = (per_machine + (FEWEST_MACHINES - 1) * per_machine.min(initial=np.inf)) / SECONDS_PER_HOUR
     # score = time^w cost^(1 - w), and cost is at least the rent of that time.
@@ -223,14 +216,14 @@ def _latest_s(columns: Columns, job: JobModel, limits: Limits, score: float) -> 
 def _evaluation_s(columns: Columns) -> Array:
     """Return the least seconds of one evaluation on a cluster with each option, (options, batches).
 
-    Each of its workers has a sample of the batch, and the parts of all workers add up to one.
+    A worker evaluates in proportion to its part of the batch: at least one sample, and of some worker an even part.
     """
     evenly = columns.evaluation_s.min(initial=np.inf) / columns.space.max_workers
     return np.asarray(np.maximum(columns.evaluation_s[:, None] / columns.batches[None, :], evenly))
 
 
 def _exchange_s(columns: Columns) -> tuple[Array, Array]:
-    """Return seconds of exchange and compression of the fewest machines on an option's links; (options, exchanges)."""
+    """Return least seconds of exchange, and of compression, in a mix with each option, (options, exchanges) each."""
     messages, traffic_bytes, compress_s = (values[:, FEWEST_MACHINES] for values in columns.fewest)
     latency_s = columns.link_latency_s[columns.collective].T
     s_per_byte = columns.link_s_per_byte[columns.collective].T / np.maximum(columns.relief, 1.0)[:, None]

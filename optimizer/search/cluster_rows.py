@@ -1,7 +1,6 @@
-"""Clusters as arrays, one per row: mixes of up to three machine options, and what each brings to the forecast.
+"""Clusters as arrays, one per row: mixes of up to three machine options, and the columns of their forecast.
 
-A row with a box of counts stands for every cluster in it: its columns are those that no cluster of the box undercuts.
-A box of one cluster is that cluster, and then the integer shares are solved exactly.
+A row of `Boxes` stands for all clusters with counts between two ends, and its columns are lower bounds for all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.preemption_rate import effective_machines
 from hetopt.optimizer.market.quota import bucket_of
-from hetopt.optimizer.search.forecast import ClusterTable, JobModel, grown, late
+from hetopt.optimizer.search.forecast import ClusterTable, JobModel, network_factor, straggler_factor
 from hetopt.optimizer.search.group_shares import (
     Array,
     Integers,
@@ -76,7 +75,7 @@ class ClusterRows(Table):
         return Cluster.of(counts, int(self.batch[row]), int(self.exchange[row]))
 
     def widened(self) -> Self:
-        """Return the rows padded with empty groups to `MAX_TYPES` groups a row; itself where none are missing."""
+        """Return the rows padded with empty groups to `MAX_TYPES` groups a row; itself if they have as many."""
         missing = MAX_TYPES - self.option.shape[1]
         if not missing:
             return self
@@ -92,11 +91,11 @@ class Columns:
     """Read-only arrays of a search space: by machine option, by exchange and number of workers, by batch size.
 
     Args:
-        space: the search space; its options, exchanges and batch sizes have here the places that they have there.
+        space: the search space, by whose indices of options, exchanges and batch sizes arrays are indexed.
     """
 
     def __init__(self, space: SearchSpace) -> None:
-        """Lay the figures of a space's options, exchanges and batch sizes out as arrays; no limit is infinite."""
+        """Lay the figures of a space's options, exchanges and batch sizes out as arrays; infinite: no limit."""
         options, exchanges = space.options, space.exchanges
         names, networks = COLLECTIVES, [option.network for option in options]
         buckets, ways = sorted(space.quotas), space.ways
@@ -162,7 +161,7 @@ class Columns:
         self.largest = tuple(np.maximum.accumulate(values, axis=1) for values in self.wire)
         self.share_log_sd = column([exchange.share_log_sd for exchange in exchanges])
         self.compress_log_sd = column([exchange.compress_log_sd for exchange in exchanges])
-        self.late = per_workers("late")
+        self.lost_progress = per_workers("lost_progress")
         self.is_plain = np.array([exchange.is_plain for exchange in exchanges], dtype=np.bool_)
         self.is_local = np.array([exchange.sync.is_local for exchange in exchanges], dtype=np.bool_)
         self.scales_loss = np.array([option.precision == "fp16" for option in options], dtype=np.bool_)
@@ -188,10 +187,9 @@ class Columns:
         return np.asarray(np.maximum(most, 0), dtype=np.intp)
 
     def allowed(self, option: Integers, count: Integers) -> Mask:
-        """Return the mask [rows] of clusters within the limits on machines, workers, dollars an hour and quotas.
+        """Return the mask [rows] of non-empty clusters within the limits on machines, workers, USD an hour and quotas.
 
-        All machines of such a cluster have one precision and memory scheme, and it has at least one machine. Whether a
-        batch fits into memory is not looked at.
+        Machines of unlike precision or memory scheme are not allowed; memory itself is not checked.
 
         Args:
             option: index of each group's machine option, [rows, groups].
@@ -210,10 +208,7 @@ class Columns:
         return np.asarray(kept)
 
     def computes_alike(self, option: Integers, count: Integers) -> Mask:
-        """Return the mask [rows] of clusters in one precision and memory scheme; arguments: [rows, groups].
-
-        Empty groups (count 0) do not count.
-        """
+        """Return the mask [rows] of clusters in one precision and memory scheme; arguments as of `allowed`."""
         way = self.way[option]
         highest = np.where(count > 0, way, -1).max(axis=1, initial=-1)
         return np.asarray(((count == 0) | (way == highest[:, None])).all(axis=1))
@@ -238,10 +233,10 @@ def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = No
     Args:
         columns: arrays of the search space.
         rows: clusters; those beyond the limits of the space or of memory are left out.
-        job: by which each cluster's best exchange is chosen, whatever exchange its row names; None: the row's own.
+        job: law by which each cluster's best exchange is chosen, in place of the row's; None: the row's stands.
 
     Returns:
-        The rows that are possible, in their order, and the columns of each; both empty where none is.
+        The possible rows, in their order, and their columns; both may be empty.
     """
     workers = rows.count * columns.workers[rows.option]
     batch = columns.batches[rows.batch]
@@ -269,9 +264,9 @@ def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = No
 
 
 def given_table(columns: Columns, rows: ClusterRows, compute_s: Array) -> ClusterTable:
-    """Return forecast columns of clusters that compute ``compute_s`` [rows] seconds a step, evaluations left out.
+    """Return forecast columns of clusters by the slowest worker's compute time of a step, ``compute_s``, [rows].
 
-    ``compute_s`` is that of the slowest worker. Limits and memory are not looked at.
+    Evaluations take no time; limits and memory are not checked.
     """
     workers = (rows.count * columns.workers[rows.option]).sum(axis=1)
     return _table(columns, rows, workers, columns.wire, compute_s, np.zeros_like(compute_s))
@@ -322,7 +317,7 @@ def _table(
     *,
     most: Integers | None = None,
 ) -> ClusterTable:
-    """Return the forecast columns of rows, given when the slowest worker of each has computed.
+    """Return the forecast columns of clusters, or columns of lower bounds for boxes.
 
     Args:
         columns: arrays of the search space.
@@ -388,17 +383,17 @@ def _table(
 
 
 def _members(columns: Columns, rows: ClusterRows, workers: Integers) -> Integers:
-    """Return how many sum each row's gradient, [rows]: its ``workers``; of a shared model one for each machine.
+    """Return the number of members of each row's collectives, [rows]: its ``workers``; of a sharded model its machines.
 
-    A device sums its shard with its counterparts, at the same time as the others of its machine do: the machine's link
-    carries what it would if one worker summed the whole gradient, and nobody's messages wait for another's.
+    Devices sum their shards with their counterparts, all at the same time: the machine's link carries as much as if one
+    worker summed the whole gradient.
     """
     shared = ((rows.count > 0) & columns.shares_model[rows.option]).any(axis=1)
     return np.where(shared, rows.count.sum(axis=1), workers)
 
 
 def _open_parts(columns: Columns, rows: ClusterRows) -> Array:
-    """Return the part of each row's speed that may be used in each slot of `OpenHours`, (rows, slots)."""
+    """Return the part of each cluster's speed, 0 to 1, that may be used in each slot of `OpenHours`, (rows, slots)."""
     if columns.open.shape[1] == 1:
         return np.ones((len(rows), 1))
     adds = rows.count * columns.workers[rows.option] / columns.lines.per_sample_s[rows.option]
@@ -409,10 +404,10 @@ def _open_parts(columns: Columns, rows: ClusterRows) -> Array:
 def _link(
     columns: Columns, rows: ClusterRows, collective: Integers | int, *, most: Integers | None = None
 ) -> tuple[Array, Array]:
-    """Return seconds of a message and of a byte over the slowest hop of each row, inside its machines or between them.
+    """Return the seconds of a message, and of a byte, over each row's slowest hop, inside machines or between them.
 
-    A ring over machines in order: one flow leaves each machine, whatever its number of workers. Devices that share a
-    model have summed its gradient inside their machine before (`search_space._gathering`).
+    A ring over machines in order: one flow leaves each machine, whatever its number of workers. Hops between devices
+    that shard a model do not count, as they sum before (`search_space._gathering`). ``most`` is as of `_table`.
     """
     option, present = rows.option, rows.count > 0
     machines = rows.count.sum(axis=1)
@@ -436,25 +431,24 @@ def _link(
 
 
 def _beside(columns: Columns, rows: ClusterRows, exchange: Integers | int) -> Array:
-    """Return 1 where an exchange runs beside the backward pass, else 0: CPU threads round buckets, GPUs do not."""
+    """Return 1 where an exchange runs under backward, else 0, [rows]; rounding does so on CPUs alone."""
     on_cpu = (columns.on_cpu[rows.option] | (rows.count == 0)).all(axis=1)
     return np.asarray(columns.under_backward[exchange] * (columns.is_plain[exchange] | on_cpu))
 
 
 def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s: Array) -> Integers:
-    """Return each cluster's quickest exchange by index, -1: none fits; ``compute_s``: a step's, of its slowest worker.
+    """Return the index of each cluster's quickest exchange, [rows]; -1: none fits into memory.
 
-    A compressed or averaging exchange counts with the upper ends of its doubts: its work on the workers, its steps over
-    those of dense gradients (in a run of fixed length, the progress that may be lost), and how often workers average.
-    And it has to be quicker than dense gradients by what makes one plan better than another (`NEAR`). Inside one
-    machine nothing is compressed, and gradients of a shared model are summed whole: the trainer steers no other way for
-    it.
+    A compressed or averaging exchange counts with the upper ends of its uncertain figures: work on the workers, steps
+    over those of dense gradients (in a run of fixed length, lost progress), and how often workers average. It has to be
+    quicker than dense gradients by the factor `NEAR`. Inside one machine nothing is compressed, and gradients of a
+    sharded model are summed whole, as the trainer does.
 
     Args:
         columns: arrays of the search space.
-        job: what of a forecast does not depend on the cluster.
+        job: inputs of a forecast that do not depend on the cluster.
         rows: the clusters; their own exchanges do not count.
-        compute_s: seconds of computing in a step, [rows].
+        compute_s: seconds of a step that the slowest worker computes, [rows].
     """
     workers_of = rows.count * columns.workers[rows.option]
     workers, alone = workers_of.sum(axis=1), rows.count.sum(axis=1) == 1
@@ -468,7 +462,8 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
         np.where(rows.count > 0, values[rows.option], 0.0).max(axis=1)
         for values in (columns.compress_factor, columns.startup_s)
     )
-    computed_s, more_traffic = compute_s * late(workers, job.shape), grown(workers, alone, job.shape)
+    computed_s = compute_s * straggler_factor(workers, job.shape)
+    more_traffic = network_factor(workers, alone, job.shape)
     overlap, is_short = job.shape.overlap("identity"), bool(np.isfinite(columns.free_bytes).any())
     scaled, shared = (
         ((rows.count > 0) & which[rows.option]).any(axis=1) for which in (columns.scales_loss, columns.shares_model)
@@ -488,7 +483,7 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
         step_s += slow * factor * compress_s
         unsure = np.hypot(more_sd[which, exchange], columns.stretch_log_sd[exchange, workers])
         took = steps[which, exchange] * columns.stretch[exchange, workers] * np.exp(Z90 * unsure)
-        time_s = startup_s + took * step_s * columns.late[exchange, workers]
+        time_s = startup_s + took * step_s * columns.lost_progress[exchange, workers]
         if not columns.is_plain[exchange] and columns.is_plain.any():
             time_s = np.where(alone & ~columns.is_local[exchange], np.inf, NEAR * time_s)
         if not columns.is_plain[exchange]:
@@ -507,7 +502,7 @@ def uniform_rows(columns: Columns) -> ClusterRows:
     """Return every allowed cluster of one machine option, at each batch size; counts above 32 go in steps of a tenth.
 
     All have exchange 0: `tabulate_rows` chooses each cluster's best. See `SearchSpace.machine_counts` for the steps.
-    Whether the batch fits into memory is not looked at.
+    Memory is not checked.
     """
     space = columns.space
     counts = np.array(space.machine_counts, dtype=np.intp)

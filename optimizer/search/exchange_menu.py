@@ -1,15 +1,15 @@
 """The gradient exchanges that a plan may choose from: the trainer's compressors, priced for every number of workers.
 
-The registry is `hetopt.core.comm.composition.METHODS`; bytes and messages are those of `payload_bytes.operations`, what
-a worker does itself is `step_time.own_work`, and what a way costs in steps follows from the gradient energy that it
-keeps (`hetopt.core.training_laws`). A way of which one of the three is unknown is left out.
+The registry is `hetopt.core.comm.composition.METHODS`; bytes and messages are those of `payload_bytes.operations`,
+workers' own work is `step_time.own_work`, and extra steps follow from the retained gradient energy
+(`hetopt.core.training_laws`). A compressor without one of the three is left out.
 
-Averages of parameters are offered whole and rounded (`options.AVERAGED`). An average sends what a sum of gradients
-would, and what its rounding costs in steps is priced as that of gradients, beside what averaging costs.
+Averages of parameters are offered whole and rounded (`options.AVERAGED`). An average sends as many bytes as a sum of
+gradients, and its rounding costs as many steps, beside those of averaging.
 
-What is rounded runs as it was planned. A selection of the largest elements runs under ``auto``, which begins with it,
-measures what it costs and sends more where that is too much; the trials take a hundredth of the time at most, less than
-what makes one plan better than another (`objective.NEAR`).
+Rounding runs as it was planned. A selection of the largest elements runs under ``auto``, which begins with it, measures
+its cost and sends more where that is too much; its trials take a hundredth of the time at most (less than
+`objective.NEAR`).
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ class ExchangeOption:
 
     Attributes:
         compression: compressor of what is sent.
-        collective: the operation with whose link times it is priced.
-        gain: share of the gradient's energy that is retained, 1 when nothing is held back.
-        sync: whether gradients are summed in every step, or parameters averaged after some; what is sent is then the
-            mean over all steps.
-        stretch, stretch_log_sd: steps over those of summing gradients in every step, and the standard deviation of its
+        collective: operation whose link times price the exchange.
+        gain: share of the gradient's energy that is retained; 1: all.
+        sync: whether gradients are summed in every step, or parameters averaged after some; figures of averages are
+            means over all steps.
+        stretch, stretch_log_sd: steps over those of summing gradients in every step, and the standard deviation of the
             log, indexed by the number of workers from 0.
-        share_log_sd: spread of the log of how often workers communicate.
-        messages, traffic_bytes: messages in a row and bytes of the collectives, indexed by the number of workers.
+        share_log_sd: standard deviation of the log of the share of steps that communicate.
+        messages, traffic_bytes: messages in a row and bytes over the slowest link, indexed by the number of workers.
         compress_s: seconds of compression and decompression on the reference device, indexed by the number of workers.
-        late: of a run of fixed length, which has no steps to make up for what is held back: steps that would, at the
-            upper end, over its own, by the number of workers. They count where ways are compared, and are not taken.
-        compress_log_sd: spread of the log of ``compress_s``.
+        lost_progress: factor on steps, at its upper end, that would make up for a compressor's loss in a run of fixed
+            length, indexed by the number of workers; it counts in comparisons alone. 1 in runs to a target.
+        compress_log_sd: standard deviation of the log of ``compress_s``.
         memory: bytes of a worker's memory that the exchange keeps and takes; None: not known.
     """
 
@@ -81,7 +81,7 @@ class ExchangeOption:
     compress_s: Array
     stretch: Array
     stretch_log_sd: Array
-    late: Array
+    lost_progress: Array
     compress_log_sd: float = 0.0
     share_log_sd: float = 0.0
     sync: Synchronization = field(default_factory=Synchronization)
@@ -110,16 +110,15 @@ def exchange_menu(
 ) -> tuple[ExchangeOption, ...]:
     """Return the exchanges that a search may choose from: dense, compressed at a known price, and averages (``local``).
 
-    Named methods are offered whatever they cost in steps, as that is priced; methods without a known price are not.
-    Exchanges that another beats in every figure are left out. Averages come only with the compressors in `AVERAGED`.
+    Methods without a known price, and exchanges that another beats in every figure, are left out. Averages come only
+    with the compressors in `AVERAGED`.
 
     Args:
         model: fits of the profile.
-        minimum_gain: share of the gradient's energy that must be retained; not looked at where ``names`` leaves dense
-            out.
+        minimum_gain: share of the gradient's energy that must be retained; ignored if ``names`` leaves dense out.
         max_workers: most workers of a cluster.
         local: policies of local SGD to offer beside; empty: none.
-        to_target: whether the run ends at a target, so that more steps can make up for what is held back.
+        to_target: whether the run ends at a target, so that more steps can make up for a loss.
         names: names of the methods to choose from, dense gradients ("identity") only if named; empty: all.
         ratios: shares of the gradient's elements that sparsifying methods send; empty: the ratios that pilots measured.
 
@@ -145,16 +144,18 @@ def exchange_menu(
 
 
 def _of_fixed_length(option: ExchangeOption, penalty: Penalty) -> ExchangeOption:
-    """Return the option for a run of given steps, where the steps it would take more are lost progress.
+    """Return the option for a run of fixed length: extra steps become ``lost_progress``, and ``stretch`` is 1.
 
-    Rounding may lose `MOST_LOST` at most, as `minimum_gain` has it of what is held back; beyond that the option is
-    never affordable.
+    Rounding that loses more than `MOST_LOST` makes the loss infinite.
     """
     held_back = float(penalty.inflation(option.gain) * np.exp(Z90 * penalty.log_sd(option.gain)))
     rounded = option.stretch * np.exp(Z90 * option.stretch_log_sd)
-    late = held_back * np.where(rounded > 1 + MOST_LOST, np.inf, rounded)
+    lost_progress = held_back * np.where(rounded > 1 + MOST_LOST, np.inf, rounded)
     return replace(
-        option, late=late, stretch=np.ones_like(option.stretch), stretch_log_sd=np.zeros_like(option.stretch)
+        option,
+        lost_progress=lost_progress,
+        stretch=np.ones_like(option.stretch),
+        stretch_log_sd=np.zeros_like(option.stretch),
     )
 
 
@@ -185,7 +186,7 @@ def exchange_of(model: FittedModel, compression: Compression, max_workers: int) 
         compress_log_sd=work.log_sd,
         stretch=stretch,
         stretch_log_sd=stretch_log_sd,
-        late=np.ones(max_workers + 1),
+        lost_progress=np.ones(max_workers + 1),
         memory=None if memory is None else ExchangeLine.of(compression, Synchronization(), memory.gradient_bytes),
     )
 
@@ -193,12 +194,12 @@ def exchange_of(model: FittedModel, compression: Compression, max_workers: int) 
 def local_exchange(model: FittedModel, summed: ExchangeOption, option: LocalOption) -> ExchangeOption:
     """Return local SGD's averaging of parameters as an exchange, priced in the mean over all steps of a run.
 
-    With more workers than its pilots speak for it is never affordable (`NEVER_BYTES`).
+    With more workers than pilots support, it is never affordable (`NEVER_BYTES`).
 
     Args:
         model: fits of the profile.
         summed: the exchange of gradients with the compression that averages are to have.
-        option: when workers average, and what that costs in steps.
+        option: local SGD policy, with its share of steps and its penalty.
     """
     memory = counted(model)
     workers = np.arange(len(summed.messages))
@@ -218,24 +219,23 @@ def local_exchange(model: FittedModel, summed: ExchangeOption, option: LocalOpti
 
 
 def drop_beaten(options: Sequence[ExchangeOption]) -> tuple[ExchangeOption, ...]:
-    """Return the exchanges without any that another by the same collective equals or beats in every figure.
+    """Return the exchanges, in their order, that no other by the same collective equals or beats in every figure.
 
-    Whatever the cluster, the other one is then no slower and no less sure; the first of equals stays. The order is
-    kept.
+    Of equals the first stays.
     """
     figures = np.array([_figures(option) for option in options])
     return tuple(options[row] for row in undominated(figures, [option.collective for option in options]))
 
 
 def _figures(option: ExchangeOption) -> Array:
-    """Return all figures that the price of a step, or the number of steps, grows with."""
+    """Return the figures of an exchange that time grows with, those that lower it negated."""
     by_workers = (
         option.messages,
         option.traffic_bytes,
         option.compress_s,
         option.stretch,
         option.stretch_log_sd,
-        option.late,
+        option.lost_progress,
     )
     memory = option.memory or ExchangeLine(kept_bytes=0, fixed_bytes=0, each_bytes=0)
     return np.concatenate(
@@ -248,9 +248,9 @@ def _figures(option: ExchangeOption) -> Array:
 
 
 def _ways(model: FittedModel, ratios: Sequence[float]) -> Iterator[Compression]:
-    """Yield every compression method of the registry, at these ratios; none given: at the ratios of pilots' gains.
+    """Yield every compression of the registry; methods that select by each ratio, collective and coding.
 
-    Without those either, at `USUAL_RATIO`. Methods that select come by each collective and coding that carries them.
+    ``ratios`` empty: the ratios whose gain was profiled, else `USUAL_RATIO`.
     """
     yield from whole_ways()
     looked_at = list(ratios) or sorted({point.ratio for point in model.profile.gain if point.ratio < 1}, reverse=True)
@@ -303,7 +303,7 @@ def methods_left_out(model: FittedModel, minimum_gain: float, ratios: Sequence[f
 
 
 def _work(model: FittedModel, way: Compression) -> OwnWork | None:
-    """Return the time that a method takes a worker of the profiled machine beside the network; None: not known."""
+    """Return a method's seconds of compressing and unpacking on a worker of the profiled machine; None: not known."""
     device, numel = model.reference, model.profile.job.parameters
     return own_work(way, device.compressors, numel=numel, copy_bytes_per_s=device.device.copy_bytes_per_s)
 
@@ -330,11 +330,10 @@ def why_not(model: FittedModel, way: Compression, minimum_gain: float) -> str | 
 
 
 def _terms(way: Compression, numel: int, max_workers: int, shapes: Shapes | None) -> tuple[Array, Array]:
-    """Return messages in a row, and bytes over the slowest link of one exchange, by the number of workers.
+    """Return the messages in a row, and the bytes over the slowest link, of one exchange, [max_workers + 1] each.
 
-    Which operations there are changes where AR-Topk begins to elect. Up to there and from there on, a payload is the
-    same for any number of workers, or a slice for each; a quantiser's codes grow wider with them, and are looked at one
-    by one.
+    The operations change at `MANY_WORKERS`, where AR-Topk begins to elect. On either side a payload is the same for any
+    number of workers, a slice for each, or, with a quantiser's codes, computed for each number.
     """
     messages, traffic_bytes = np.zeros(max_workers + 1), np.zeros(max_workers + 1)
     for first, last in ((2, min(MANY_WORKERS, max_workers)), (MANY_WORKERS + 1, max_workers)):

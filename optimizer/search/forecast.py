@@ -37,11 +37,11 @@ class JobModel:
         startup_log_sd: standard deviation of the log of the time from the request to the first step.
         checkpoint_s: seconds that training pauses for a checkpoint.
         billing: prices and terms beside the machines' own.
-        written_s: seconds until a checkpoint is written and counts (see `cost.interruptions`).
+        written_s: seconds from a checkpoint's pause until it is stored (see `cost.interruptions`).
         checkpoint_bytes: size of one checkpoint in the bucket; 0: no bucket is used.
         transfer: cost of moving the data set to the region, before the launch; None: the data set is there.
-        resumes: whether the run goes on from checkpoints; else a loss costs all that was done.
-        slots_s: lengths in seconds of the slots of the day, in which machines may be used or not (see `open_hours`).
+        resumes: whether the run goes on from checkpoints; else a lost machine costs all work so far.
+        slots_s: lengths in seconds of the slots of the day in which machines may be used or not (see `open_hours`).
     """
 
     steps: StepsModel
@@ -58,7 +58,7 @@ class JobModel:
 
     @property
     def before_usd(self) -> float:
-        """The cost that falls due before any cluster is rented, USD: of moving the data set; 0 where it is there."""
+        """The cost before any cluster is rented, USD: that of moving the data set; 0: the data set is there."""
         return 0.0 if self.transfer is None else self.transfer.usd
 
 
@@ -66,12 +66,13 @@ class JobModel:
 class ClusterTable(Table):
     """Inputs of a forecast that depend on the cluster: an array per figure, an entry per cluster; units end names.
 
-    ``latency_s`` and ``traffic_s`` are the messages and the bytes of an exchange, ``traffic_bytes`` over one link;
-    ``stretch`` is steps over those of summing gradients in every step, ``share_log_sd`` how well it is known how often
-    workers communicate, ``compress_log_sd`` how well ``compress_s`` is; ``under_backward`` is 1 where the exchange runs
-    beside the backward pass, as far as it can, and 0 where it waits for the whole gradient; ``startup_s`` is from the
+    ``compute_s`` is the slowest worker's computing in a step, ``latency_s`` and ``traffic_s`` the seconds of an
+    exchange's messages and bytes, ``traffic_bytes`` over one link; ``stretch`` is steps over those of summing gradients
+    in every step, ``share_log_sd`` the deviation of the log of the share of steps that communicate; ``under_backward``
+    is 1 where the exchange runs under backward, and 0 where it waits for the whole gradient; ``calm_per_hour`` and
+    ``scarce_per_hour`` are stops in pools that are calm and, with ``scarce_chance``, scarce; ``startup_s`` is from the
     request to the first step, ``missing`` the expected hours without a machine for each hour with one, and ``disk_gb``
-    of each machine. ``open_parts`` is the part of its speed that may be used in each slot of the day, (rows, slots).
+    of each machine. ``open_parts`` is the part of the speed that may be used in each slot of the day, (rows, slots).
     """
 
     machines: Array
@@ -109,12 +110,11 @@ class Forecast(Table):
     """Predicted step time, steps, total time and cost of clusters, [clusters]: medians and 90 % intervals.
 
     ``*_low`` and ``*_high`` are the ends of the intervals, ``*_log_sd`` standard deviations of a log. ``compute_s`` is
-    the slowest worker's computing in a step, ``waiting_s`` the mean of the workers' waiting for it, and
-    ``communication_s`` what a step takes beyond. ``work_s`` is training without interruptions, evaluations included;
-    ``interruption_s`` what losses of machines add, and ``interval_s`` the work between checkpoints. ``unavailable_s``
-    is what of the total is waiting for spot machines, and ``closed_s`` what is outside the hours in which machines may
-    be used. ``least_budget_usd`` is the least budget that each is rented with (see `least_budget_usd`), and
-    ``open_parts`` is as in `ClusterTable`.
+    the slowest worker's computing in a step, ``waiting_s`` the workers' mean wait for it, and ``communication_s`` the
+    rest of a step. ``work_s`` is training without interruptions, evaluations included; ``interruption_s`` is added by
+    losses of machines, and ``interval_s`` the work between checkpoints. Of the total, ``unavailable_s`` is waiting for
+    spot machines, and ``closed_s`` lies outside the hours in which machines may be used. ``least_budget_usd`` is the
+    least budget that a cluster is rented with, and ``open_parts`` is as in `ClusterTable`.
     """
 
     compute_s: Array
@@ -170,7 +170,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
     low, high = (
         total
         + sign
-        * np.hypot(distance(training, training_log_sd, sign), distance(table.startup_s, job.startup_log_sd, sign))
+        * np.hypot(half_width(training, training_log_sd, sign), half_width(table.startup_s, job.startup_log_sd, sign))
         for sign in (-1, 1)
     )
     hourly = table.usd_per_hour + table.machines * beside_usd_per_hour(job.billing, table.disk_gb)
@@ -187,7 +187,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
     extras = checkpoints_usd(usage, job.billing) + job.before_usd
     cost, cost_low, cost_high = (billed_hours(seconds, job.billing) * hourly + extras for seconds in (total, low, high))
     for sign, bound in ((-1, cost_low), (1, cost_high)):
-        reach = np.hypot(np.abs(bound - cost), distance(cost, table.price_log_sd, sign))
+        reach = np.hypot(np.abs(bound - cost), half_width(cost, table.price_log_sd, sign))
         bound[:] = cost + sign * reach
     at_work_s = total
     # Machines that are not to be had are not paid: the others train on.
@@ -229,9 +229,13 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class StepColumns:
-    """Predicted step of each cluster, [clusters]: its slowest worker's computing and the whole, s, and the log's sd.
+    """Predicted step of each cluster, [clusters].
 
-    ``device_share`` is the part of the step that depends on the device; the rest depends on the network.
+    Attributes:
+        compute_s: computing of the slowest worker, seconds.
+        time_s: the whole step, seconds.
+        log_sd: standard deviation of the log of ``time_s``.
+        device_share: part of the step that depends on devices, 0 to 1; the rest depends on the network.
     """
 
     compute_s: Array
@@ -241,14 +245,14 @@ class StepColumns:
 
 
 def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
-    """Return each cluster's step time, s, and the standard deviation of its log; ``shape``: fitted stragglers, overlap.
+    """Return each cluster's step time with its spread; ``shape``: parameters that steps share on all machines.
 
     Machines of one cluster share their error (all are scaled from one reference), so it does not average out over them.
     """
-    lateness = late(table.workers, shape)
+    lateness = straggler_factor(table.workers, shape)
     compute = table.compute_s * lateness
     alone = table.machines == 1
-    more = grown(table.workers, alone, shape)
+    more = network_factor(table.workers, alone, shape)
     exchange = table.latency_s + table.traffic_s * more
     overlap = shape.overlap("identity")
     beside = table.under_backward > 0
@@ -286,19 +290,19 @@ def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
     )
 
 
-def late(workers: ArrayLike, shape: Shape) -> Array:
-    """Return the slowest worker's compute time over the workers' mean, at least 1, by number of ``workers``.
+def straggler_factor(workers: ArrayLike, shape: Shape) -> Array:
+    """Return the expected compute time of the slowest of equal ``workers`` over their mean; 1 for one worker.
 
-    ``shape`` has how unequal workers are in a step (straggling). Of one worker the result is 1.
+    ``shape.straggling`` has the relative deviation of a worker's single steps.
     """
     counts, which = np.unique(np.asarray(workers, dtype=np.intp), return_inverse=True)
     return 1 + shape.straggling.value * np.array([expected_maximum(count) for count in counts.tolist()])[which]
 
 
-def grown(workers: ArrayLike, alone: ArrayLike, shape: Shape) -> Array:
-    """Return an exchanged byte's time among ``workers`` over its time between two; 1 where ``alone``: one machine.
+def network_factor(workers: ArrayLike, alone: ArrayLike, shape: Shape) -> Array:
+    """Return a byte's time in an exchange among ``workers`` over its time among two; 1 where ``alone``: one machine.
 
-    ``shape`` has how much slower a network is among more workers.
+    ``shape.network_growth`` has what each doubling of workers adds.
     """
     return growth(workers, np.where(alone, 0.0, shape.network_growth.value))
 
@@ -312,7 +316,7 @@ def evaluations(steps: ArrayLike, global_batch_size: ArrayLike, every_samples: f
     return np.asarray(np.floor(before_the_last / every_samples) + 1, dtype=np.float64)
 
 
-def distance(value: Array | float, log_sd: Array | float, sign: int) -> Array:
+def half_width(value: Array | float, log_sd: Array | float, sign: int) -> Array:
     """Return the distance from a log-normal median to an end of its 90 % interval, never negative.
 
     Args:

@@ -1,7 +1,7 @@
 """Exact local batch sizes of many clusters at once: `hetopt.core.batch_partition.solve_shares` on arrays.
 
-Rows are clusters, columns their groups of identical workers; a group without workers is no group. Beside the exact
-integers stands the level below which no integers can be, for every cluster of a box of counts.
+Rows are clusters, columns their groups of identical workers; a group may be empty. `earliest_finish` bounds the compute
+time of all clusters of a box of counts.
 """
 
 from __future__ import annotations
@@ -191,9 +191,9 @@ def _clipped_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
 
 
 def earliest_finish(lines: Lines, most_workers: Integers, batch: Integers) -> Array:
-    """Return a lower bound on the compute time, seconds, [rows], with 1 to ``most_workers`` workers of each group.
+    """Return a lower bound on a step's compute time, s, [rows], with 1 to ``most_workers`` workers of each group.
 
-    The finish is the time of a whole number of samples on one of the groups, and not before the water level.
+    The bound is the first time from the water level on at which one of the groups ends a whole number of samples.
 
     Args:
         lines: compute time of a worker of each group, [rows, groups].

@@ -1,9 +1,9 @@
-"""Searches mixes of two or three machine options by branch and bound: no mix left out is better by more than a gap.
+"""Search of mixes of two or three machine options by branch and bound: no mix left out is better by more than a gap.
 
-A box holds all mixes of the same options whose counts lie between two ends, with one batch size and one exchange of the
-menu. Where its bound is worse than the best plan so far,
-it is dropped whole; the others are halved until they are small enough to price every cluster in them, each with the
-exchange that suits it best. Where the number of boxes runs out first, the best bound of what is left states the gap.
+A box holds all mixes of the same options whose counts lie between two ends, with one batch size and one exchange. A box
+whose bound is worse than the best plan so far is dropped; the others are halved until they are small enough to price
+every cluster in them, each with the exchange that suits it best. If boxes run out first, the best bound of those left
+gives the gap.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ CHUNK = 32_768
 
 
 class Pool:
-    """Collection of priced clusters with their forecasts, in the order of adding, which keeps track of the best."""
+    """Collection of priced clusters with their forecasts, in the order of adding, which keeps track of the best.
+
+    Attributes:
+        uniform: number of clusters of one type, as its user counts them.
+        priced: number of clusters that were priced, kept or not.
+        safe_score: least score of a cluster that surely keeps the limits; infinite: none does.
+        best: the best cluster, whether or not it keeps the limits; None: none was priced.
+    """
 
     def __init__(self, columns: Columns, job: JobModel, limits: Limits) -> None:
         """Make an empty pool, for clusters of these machine options and limits."""
@@ -37,9 +44,7 @@ class Pool:
         self.uniform = 0
         self.priced = 0
         self.safe_score = float("inf")
-        """The least score of a row that surely keeps the limits; infinite where none does."""
         self.best: Cluster | None = None
-        """The best cluster, whether or not it keeps the limits."""
         self._best_rank: tuple[float, ...] = ()
         nothing, table = tabulate_rows(columns, ClusterRows.of([]))
         # Rows stand with their forecast: an interruption leaves none without.
@@ -57,7 +62,7 @@ class Pool:
         return self._whole()[1]
 
     def _whole(self) -> tuple[ClusterRows, Forecast]:
-        """Return all rows that were kept, with their forecast, joined into one table that is kept so."""
+        """Return all kept rows with their forecast; joins the parts in place."""
         if len(self._parts) > 1:
             rows, forecasts = zip(*self._parts, strict=True)
             self._parts = [(ClusterRows.concatenate(rows), Forecast.concatenate(forecasts))]
@@ -66,7 +71,7 @@ class Pool:
     def add(self, rows: ClusterRows, *, keep: int | None = KEPT_OF_A_BATCH) -> None:
         """Price clusters with their best exchanges; keep the ``keep`` best of each chunk and its front (None: all).
 
-        Clusters that cannot be are passed over and, with ``keep``, also clusters that were kept before. `best`,
+        Impossible clusters are passed over and, with ``keep``, also clusters that were kept before. `best`,
         `safe_score` and `priced` are updated by all that were priced, kept or not.
         """
         for start in range(0, len(rows), CHUNK):
@@ -88,7 +93,7 @@ class Pool:
             self._parts.append((some.widened(), forecasts))
 
     def _new(self, rows: ClusterRows, some: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows whose cluster was not kept before, each cluster once."""
+        """Return the indices in ``some`` of rows whose cluster was not kept before, each cluster once; notes them."""
         new: dict[Cluster, int] = {}
         for row in some.tolist():
             new.setdefault(rows.cluster(row), row)
@@ -118,8 +123,8 @@ class Proof:
 
     Attributes:
         types: machine options in a mix that was searched, at most.
-        gap: no such mix beats the best plan by more than this part of its score; None where no plan keeps the limits
-            with the probability `SURE`, so that there is nothing to beat.
+        gap: no such mix beats the best plan by more than this part of its score; None: no plan keeps the limits with
+            the probability `SURE`, so that there is nothing to beat.
         bound: the score that no such mix undercuts while it keeps the limits; infinite where none keeps them.
         boxes: number of boxes that were bounded.
         complete: whether no box was left that might hold a better mix.
@@ -136,13 +141,13 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
     """Search mixes of ``types`` options, add the good to ``pool``, and return the proved gap; None: too many to begin.
 
     Args:
-        pool: holds the best so far, and takes what is found.
+        pool: holds the best so far, and takes the good mixes.
         types: machine options in each mix, 2 or 3; with fewer workers allowed than that, the proof is complete at once.
         most_boxes: boxes that are bounded before the search gives up, with what was found by then.
 
     Returns:
-        What was proved: mixes that are better by less than `GAP` are not looked for, and the proof is not ``complete``
-        where the search gave up. None, and the pool as it was, where there are too many mixes of three to begin with.
+        Proof, whose gap is at least `GAP` as smaller gains are not looked for, and which is not ``complete`` if the
+        search gave up. None, with the pool unchanged: too many mixes of three.
     """
     columns, job, limits = pool.columns, pool.job, pool.limits
     best = pool.safe_score
@@ -182,10 +187,10 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
 
 
 def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
-    """Return a box for each set of so many options, batch size and exchange that could be good together, in chunks.
+    """Return a box of all counts for each set of ``types`` options, batch size and exchange that can pass the bar.
 
-    Every option of a cluster has to be quick enough, and one of them cheap enough: a mix is no cheaper than its parts.
-    None: sets of three options are too many for ``most_boxes``.
+    Every option has to be quick enough, and one of them cheap enough. Boxes come in chunks; None: sets of three options
+    are too many for ``most_boxes``.
     """
     columns, limits = bar.columns, bar.limits
     most = columns.most_machines()
@@ -219,7 +224,7 @@ def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
 
 
 def _together(cheap: Mask, usable: Mask, types: int) -> Integers:
-    """Return each set of so many usable options of which one is cheap, (rows, types)."""
+    """Return the sets of ``types`` (2 or 3) usable options with a cheap one among them, as indices, (rows, types)."""
     cheap_index, usable_index = np.flatnonzero(cheap), np.flatnonzero(usable)
     first, second = (side.reshape(-1) for side in np.meshgrid(cheap_index, usable_index, indexing="ij"))
     # Two cheap ones meet twice.
@@ -234,12 +239,12 @@ def _together(cheap: Mask, usable: Mask, types: int) -> Integers:
 
 
 def _threes(options: Integers) -> Integers:
-    """Return the number of ways to take three of so many."""
+    """Return the number of ways to choose three of ``options`` options, elementwise."""
     return options * (options - 1) * (options - 2) // 6
 
 
 def _narrowed(columns: Columns, boxes: Boxes) -> Boxes:
-    """Return all boxes, without counts that leave no room for the fewest machines of the other groups."""
+    """Return the boxes with ``most`` lowered to what the space's limits leave beside the other groups' fewest."""
     space, most = columns.space, boxes.most
     for size, limit in (
         (np.ones_like(columns.workers), space.max_machines),
@@ -258,7 +263,7 @@ def _chunks(boxes: Boxes) -> list[Boxes]:
 def _halve(boxes: Boxes) -> Boxes:
     """Return each box in two, across the group whose counts differ by the largest factor, at their geometric mean.
 
-    Each box must have a group with more than one count; of no boxes there are none.
+    Each box must have a group with more than one count.
     """
     if not len(boxes):
         return boxes

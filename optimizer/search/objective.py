@@ -1,17 +1,14 @@
 """Ranks plans: the budget and deadline to keep, and the score of time and cost by which the better plan wins.
 
-Plans are ranked by the expectation of what is minimised, not by its median, so that a guess has to be better than a
-measurement by what its doubt costs. Time and cost are log-normal:
+Plans are ranked by expected score, not by its median, so that an uncertain plan has to be better. Time and cost are
+log-normal:
 
     m    median                                                   s, USD
     s    standard deviation of the logarithm                      ln(high / m) / z, with z of the 90 % interval
     E    expectation                                              m exp(s^2 / 2)   (Aitchison and Brown 1957)
     Q    what nine of ten runs stay below: limits are kept there  m exp(z9 s) = m (high / m)^(z9 / z), with z9 of 90 %
 
-People are shown the median and the interval. A plan fits its limits where its median does: it is then likelier than not
-to keep them.
-
-Two plans that share an error, such as that of the number of steps, are both as much dearer for it and keep their order.
+A plan fits its limits where its median does, and is safe where Q does.
 """
 
 from __future__ import annotations
@@ -74,23 +71,20 @@ class Limits:
         return self.score(*expected_totals(forecast))
 
     def overrun(self, forecast: Forecast) -> Array:
-        """Return median cost or time over its limit, the larger, [clusters]; up to 1: fits, and can be rented.
+        """Return the larger of median cost over budget and median time over deadline, [clusters]; up to 1: it fits.
 
         The least budget that a cluster is rented with counts as a cost. Without limits the result is 0.
         """
         return np.maximum(self.ratio(forecast.cost_usd, forecast.total_s), self._rent(forecast))
 
     def risk(self, forecast: Forecast) -> Array:
-        """Return cost or time at its quantile `SURE` (0.9) over its limit, the larger, [clusters]; up to 1: kept.
-
-        The least budget that a cluster is rented with counts as a cost. Without limits the result is 0.
-        """
+        """Return `overrun` by the quantile `SURE` (0.9) in place of the median, [clusters]; up to 1: kept."""
         cost = sure_quantile(forecast.cost_usd, forecast.cost_high_usd)
         time = sure_quantile(forecast.total_s, forecast.total_high_s)
         return np.maximum(self.ratio(cost, time), self._rent(forecast))
 
     def _rent(self, forecast: Forecast) -> Array:
-        """Return the least budget that a cluster is rented with, over the budget."""
+        """Return the least budget that each cluster is rented with, over the budget, [clusters]; 0: no budget."""
         return forecast.least_budget_usd / (np.inf if self.budget_usd is None else self.budget_usd)
 
     def ratio(self, cost: Array, time: Array) -> Array:
@@ -115,7 +109,7 @@ def expected(median: Array, high: Array) -> Array:
 def sure_quantile(median: Array, high: Array) -> Array:
     """Return the quantile `SURE` (0.9) of a log-normal figure from its median and the upper end of its 90 % interval.
 
-    It grows with both, so that of bounds on them it is a bound.
+    Lower bounds on both arguments give a lower bound.
     """
     power = NormalDist().inv_cdf(SURE) / Z90
     return np.asarray(median ** (1 - power) * high**power)
@@ -124,8 +118,7 @@ def sure_quantile(median: Array, high: Array) -> Array:
 def least_expected(median: Array, high: Array) -> Array:
     """Return a lower bound on a log-normal's expectation from lower bounds on its median and 90 % upper end.
 
-    At one upper end ``h`` it falls with the median up to ``h exp(-z^2)``, as the interval narrows by more, and grows
-    from there.
+    For an upper end ``h`` the expectation falls with the median up to ``h exp(-z^2)``, and grows from there.
     """
     return expected(np.maximum(median, high * np.exp(-(Z90**2))), high)
 
@@ -138,10 +131,8 @@ def expected_totals(forecast: Forecast) -> tuple[Array, Array]:
 def plan_front(forecast: Forecast) -> NDArray[np.intp]:
     """Return the rows of a forecast that are best for some weight of time against cost, quickest first.
 
-    A row is left out where another one scores better for who wants the fastest plan and for who wants the cheapest, and
-    so for every wish between: it is both slower and dearer, or quicker by too little for its money (see `FASTEST`).
-
-    A plan of the front may exceed limits, which are not looked at here.
+    A row is left out where another scores better at the fastest plan's weight (`FASTEST`) and at the cheapest plan's,
+    and so at every weight between. Limits do not count.
     """
     return best_for_some(lambda wish: wish.expected_score(forecast))
 
@@ -149,8 +140,7 @@ def plan_front(forecast: Forecast) -> NDArray[np.intp]:
 def best_for_some(score: Callable[[Limits], Array]) -> NDArray[np.intp]:
     """Return the indices of plans that are best for some weight of time, quickest first.
 
-    ``score`` returns the scores of all plans, [plans], under the limits that it is given: once those of the fastest
-    plan, once those of the cheapest.
+    ``score`` returns the scores of all plans, [plans], by the weight of time in the `Limits` it is given.
     """
     return pareto_front(*(score(Limits(time_weight=weight)) for weight in (FASTEST, 1 - FASTEST)))
 
@@ -158,9 +148,9 @@ def best_for_some(score: Callable[[Limits], Array]) -> NDArray[np.intp]:
 def choose(forecast: Forecast, limits: Limits) -> tuple[int | None, bool]:
     """Return the row of the best plan (None: none fits at its median), and whether it keeps ``limits`` with `SURE`.
 
-    A limit is a promise, so a plan should keep it with the probability `SURE`. Among those the least expected score
-    wins, so with more to spend the score is never worse. Where no plan is that safe, the one least likely to exceed the
-    limits wins, whatever its score: see docs/decisions. An empty forecast gives (None, False).
+    Among plans that keep the limits with the probability `SURE`, the least expected score wins; if there are none, the
+    plan least likely to exceed the limits, whatever its score: see docs/decisions. An empty forecast gives
+    (None, False).
     """
     keys = Keys.of(forecast, limits)
     if not len(keys.main) or keys.level.min() > 1:
@@ -175,7 +165,7 @@ class Keys(NamedTuple):
     Attributes:
         level: 0 where a row is safe, 1 where it fits, 2 otherwise.
         main: of safe rows the score, of those that fit the risk, of the others the overrun.
-        second: expected cost, or time where cost alone is minimised.
+        second: expected cost, or expected time at the cheapest plan's weight of time.
     """
 
     level: NDArray[np.int_]
@@ -186,8 +176,7 @@ class Keys(NamedTuple):
     def of(cls, forecast: Forecast, limits: Limits) -> Keys:
         """Return the sort keys of a forecast's clusters under ``limits``: safe ones, then fitting ones, then others.
 
-        Safe ones go by score, fitting ones by risk, others by overrun; equals by time, or by cost where only time
-        counts.
+        Ties in ``main`` go by ``second``.
         """
         time, cost = expected_totals(forecast)
         risk, overrun = limits.risk(forecast), limits.overrun(forecast)

@@ -63,12 +63,12 @@ class OpenHours:
 
 
 def elapsed_s(work_s: ArrayLike, speed: Array, slots_s: Sequence[float]) -> Array:
-    """Return the seconds from now until work of ``work_s`` s at full speed is done; ``speed``: share of it by slot.
+    """Return the seconds from now until work that takes ``work_s`` seconds at full speed is done.
 
     Args:
         work_s: seconds of work at full speed, any shape.
-        speed: part of the full speed, 0 to 1, that is there in each slot, above 0 in one at least: the shape of
-            ``work_s`` and one axis more, or what broadcasts to it.
+        speed: part of the full speed, 0 to 1, in each slot, above 0 in at least one; broadcasts to the shape of
+            ``work_s`` with one axis of slots more.
         slots_s: length of each slot; the day begins anew after the last.
     """
     work = np.asarray(work_s, dtype=np.float64)

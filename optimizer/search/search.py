@@ -1,9 +1,8 @@
-"""Finds the best cluster: every cluster of one type, and mixes by branch and bound.
+"""Search for the best cluster: every cluster of one type is priced, and mixes are searched by branch and bound.
 
-Every cluster of one machine type is priced; mixes of two types are searched exactly (`mixes`), and so are those of
-three where what is known leaves few of them. Shares of the batch and the exchange are no dimensions: they are solved
-exactly inside. What is best in other ways than asked for is looked for near the front. What was weighed is an Optuna
-study (`study`), in which other samplers may go on.
+Mixes of two types are searched exactly (`mixes`), and those of three where bounds leave few of them. Batch shares and
+the exchange are no dimensions: they are solved exactly for each cluster. Beyond the choice, neighbours of the front are
+priced. The best clusters are the first trials of an Optuna study (`study`), in which other samplers may go on.
 """
 
 from __future__ import annotations
@@ -68,9 +67,9 @@ class SearchResult:
         safe: whether the choice keeps the limits with the probability `SURE`.
         front: rows of the front (see `plan_front`) of those that keep the limits as the choice does, thinned.
         mixes: clusters of several types that were priced, whether kept or not.
-        proof: what branch and bound has shown of mixes; None: no mixes were searched, or there were too many to begin.
+        proof: what branch and bound has shown of mixes; None: no mixes were searched.
         trials: finished trials of the study, those of other samplers included; 0 without a study.
-        stopped: whether somebody stopped the search before it was done.
+        stopped: whether Ctrl-C ended the search early.
     """
 
     rows: ClusterRows
@@ -103,11 +102,11 @@ def search(
     where no cluster fits: ``chosen`` is None then.
 
     Args:
-        space: what there is to choose from.
-        job: what does not depend on the cluster.
-        limits: budget, deadline and what is wanted.
+        space: machines, batch sizes and exchanges to choose from.
+        job: inputs of a forecast that do not depend on the cluster.
+        limits: budget, deadline, and the weight of time.
         effort: how many types are mixed, and how many boxes are bounded at most; None: the defaults of `Effort`.
-        tell: is called with a few words on what is searched now.
+        tell: is called with a few words on the part of the search that begins.
     """
     effort = effort or Effort()
     pool = Pool(Columns(space), job, limits)
@@ -150,19 +149,17 @@ def search_study(
     trials: int,
     kept: Path | optuna.Study | None,
 ) -> SearchResult:
-    """Return exact search's result with clusters that ``trials`` trials of an Optuna study add, chosen anew among all.
-
-    Trials that ``kept`` holds from before count as well. Without more trials than the first, the choice is unchanged.
+    """Return exact search's result with the clusters of an Optuna study's trials added, and the choice made anew.
 
     Args:
-        space: what there is to choose from.
-        job: what does not depend on the cluster.
-        limits: budget, deadline and what is wanted.
-        result: by exact search; its best are the first trials.
+        space: machines, batch sizes and exchanges to choose from.
+        job: inputs of a forecast that do not depend on the cluster.
+        limits: budget, deadline, and the weight of time.
+        result: of exact search, whose best clusters are the first trials.
         seed: seed of the sampler that proposes the other trials.
         types: instance types in one cluster at most.
-        trials: clusters that the sampler proposes, beyond the first.
-        kept: what keeps all trials, a study or its file; None: nothing does, they are in memory alone.
+        trials: number of trials beside the first; those that ``kept`` has from before count.
+        kept: study that takes the trials, or journal file that keeps them; None: a study in memory.
 
     Raises:
         BadInput: the file of the study cannot be used.
@@ -202,9 +199,12 @@ def proved(result: SearchResult) -> str:
 
 
 def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | None:
-    """Search mixes of three types; return the proof over mixes of up to three, or ``pairs``: three are too many.
+    """Search mixes of three types; return the proof over mixes of up to three types, or ``pairs`` if incomplete.
 
-    ``pairs`` is returned without a search, too, where it is None or not complete.
+    Args:
+        pool: takes the good mixes.
+        pairs: proof over mixes of two; if it is None or not complete, nothing is searched.
+        effort: most boxes.
     """
     if pairs is None or not pairs.complete:
         return pairs
@@ -219,8 +219,7 @@ def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | 
 def choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
     """Return the chosen row, whether it is ``safe``, and the thinned ``front``: fields of `SearchResult`.
 
-    The row is None where no cluster fits. The front is of clusters that surely keep the limits, if the choice does,
-    else of clusters that fit.
+    ``chosen`` is None where no cluster fits. The front is that of clusters as safe as the choice.
     """
     chosen, safe = choose(forecast, limits)
     keeps = np.flatnonzero(limits.risk(forecast) <= 1 if safe else limits.overrun(forecast) <= 1)
@@ -229,9 +228,9 @@ def choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
 
 
 def _between(pool: Pool) -> ClusterRows:
-    """Return the clusters whose counts the enumeration of large ones skipped, a tenth around the best of them.
+    """Return clusters of one type with counts that the enumeration skipped, within a tenth of the pool's best counts.
 
-    All in ``pool`` must be of one type. Limits on machines are not looked at.
+    All in ``pool`` must be of one type. Limits on machines are not checked.
     """
     counts = frozenset(pool.columns.space.machine_counts)
     skipped: dict[Cluster, None] = {}
@@ -245,9 +244,9 @@ def _between(pool: Pool) -> ClusterRows:
 
 
 def _widen(pool: Pool, types: int) -> None:
-    """Price the neighbours of the front and add them to the pool: of the fastest plan, too, nothing is proved.
+    """Price the neighbours of the pool's front, of up to ``types`` types, and add the good ones to the pool.
 
-    Without them the fastest way of two own cards is lost.
+    The proof covers the choice alone; without neighbours the fastest plan on two own cards is missed.
     """
     front = thin(plan_front(pool.forecast), pool.forecast.total_s, FRONT).tolist()
     rows = [*front, *best_rows(pool.forecast, pool.limits, 50 * SHORTLIST).tolist()]
@@ -258,9 +257,9 @@ def _widen(pool: Pool, types: int) -> None:
 
 
 def _neighbours(space: SearchSpace, cluster: Cluster, shortlist: Sequence[int]) -> list[Cluster]:
-    """Return clusters near by, each once: a machine or an eighth more, less or of another type, a step in batch.
+    """Return clusters near ``cluster``, each once: a machine or an eighth more, less or of another type, a batch step.
 
-    They may break the limits of ``space``. Other types are taken from ``shortlist``, by index of their option.
+    They may break the limits of ``space``. ``shortlist`` has the indices of options to take other types from.
     """
     near: list[Cluster] = []
     batch, exchange = cluster.batch, cluster.exchange

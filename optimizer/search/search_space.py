@@ -27,10 +27,10 @@ from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, sharabl
 from hetopt.optimizer.step_time.links import (
     Network,
     gathering_s,
-    in_company,
     inside_machine,
     is_switched,
     network_of,
+    shared_link,
 )
 from hetopt.optimizer.step_time.posterior import Shape
 from hetopt.optimizer.step_time.priors import switched_contention
@@ -55,19 +55,19 @@ DENSE_COUNTS = 32
 class MachineOption:
     """One offer of a machine in one precision: price, predicted worker speed, network, start-up, preemption rate.
 
-    Each is equal to itself alone: to compare a million pairs by their fields took a sixth of a recommendation.
+    Options compare by identity: comparing a million pairs by their fields took a sixth of a recommendation.
 
     Attributes:
         offer: type, price and market of the machine.
-        worker: one of its workers: time of a step by samples, memory, and how well they are known.
+        worker: one of the machine's workers: time of a step by samples, and memory.
         network: links to neighbouring machines.
-        bus: one hop between the workers of the machine, all of which exchange.
-        evaluation_s: seconds of the whole evaluation set on one of its workers.
+        bus: one hop between the workers of the machine while all of them exchange.
+        evaluation_s: seconds of the whole evaluation set on one worker.
         startup_s: seconds from the request to the first step.
-        disk_gb: size of its disk.
-        belief: preemption rate of its spot pool, as a posterior; None on demand.
-        watched: what the belief rests on beside the prior; None where nothing was seen of the pool.
-        precision: number format that its workers compute in; all machines of a cluster compute in the same.
+        disk_gb: size of the machine's disk.
+        belief: posterior of the preemption rate of the machine's spot pool; None: on demand.
+        watched: observed losses of the pool, which ``belief`` includes; None: none were observed.
+        precision: number format that workers compute in, one for all machines of a cluster.
         stretch: steps in this precision over steps in the profile's first.
         stretch_log_sd: standard deviation of the log of ``stretch``.
     """
@@ -150,7 +150,7 @@ class SearchSpace:
         max_hourly_usd: most USD an hour of the machines of one cluster together; None: no limit.
         quotas: vCPUs that may run at once, by bucket; a bucket that is missing has no limit.
         open_hours: when machines may be used; None: always.
-        beaten: further options, each beaten by another in every respect: what stands in where that is not to be had.
+        beaten: options left out of ``options`` because another beats them; they replace it where it cannot be had.
     """
 
     options: tuple[MachineOption, ...]
@@ -196,21 +196,17 @@ def machine_options(
     """Return a `MachineOption` per offer whose speed can be predicted, and the number of offers left out by reason.
 
     Args:
-        model: what the profile says.
-        offers: to choose from.
-        host: how the profiled machine was placed among the catalogue's.
-        shape: what steps have in common.
-        sampled: what step samples say of machines; None: there are none.
-        observed: what was seen of spot pools; None: the prior alone is believed.
-        zone: where machines are wanted; None: anywhere in the region, so that all its zones tell of them.
-        payload: what a run brings to its machines; None: hardly anything.
-        exchange: the most that an exchange keeps in a worker's memory.
-        precision: what workers compute in; None: the model's, as it was measured.
-        loss: what that precision costs in steps; None: nothing.
-
-    Returns:
-        The options in the order of the offers, and why the other offers were left out: how many, by reason. Nothing is
-        raised where none is left.
+        model: fits of the profile.
+        offers: machines to choose from; options keep their order.
+        host: the profiled machine as the catalogue rates it.
+        shape: parameters that steps share on all machines.
+        sampled: machines as step samples predict them; None: there are no samples.
+        observed: observed losses of spot pools; None: rates are the prior's.
+        zone: zone whose observed losses count; None: all zones of an offer's region.
+        payload: bytes that a run brings to its machines; None: hardly any.
+        exchange: memory of the exchange that takes most of a worker's device.
+        precision: number format that workers compute in; None: the profile's first.
+        loss: factor of ``precision`` on the number of steps; None: 1.
     """
     precision, loss = precision or model.precision, loss or PrecisionLoss()
     payload = payload or Payload()
@@ -225,7 +221,9 @@ def machine_options(
         if instance.name not in known:
             try:
                 seen = None if sampled is None else sampled.machine(instance.name, precision)
-                alone = _gathering(_in_company(worker_of(instance, like), model, shape, instance), model, instance)
+                alone = _gathering(
+                    _slowed_by_neighbours(worker_of(instance, like), model, shape, instance), model, instance
+                )
                 if only_sampled and (lacking := no_units(instance, precision)):
                     raise Unusable(lacking)
                 samples = model.reference.largest_measured
@@ -236,7 +234,7 @@ def machine_options(
                     network=network_of(model, instance, shape, seen),
                     bus=inside_machine(instance, worker.workers, shape.host_sharing.value)
                     if seen is None or seen.bus is None
-                    else in_company(seen.bus, worker.workers, shape.host_sharing.value),
+                    else shared_link(seen.bus, worker.workers, shape.host_sharing.value),
                     precision=precision,
                     stretch=loss.stretch,
                     stretch_log_sd=loss.log_sd,
@@ -259,8 +257,11 @@ def machine_options(
     return tuple(usable), MappingProxyType(dict(excluded))
 
 
-def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape, instance: InstanceType) -> WorkerModel:
-    """Return the worker beside all others of its machine: slower, less sure, if only fewer at a time were measured."""
+def _slowed_by_neighbours(worker: WorkerModel, model: FittedModel, shape: Shape, instance: InstanceType) -> WorkerModel:
+    """Return the worker as it computes beside all others of its machine: slower and less sure, by `Shape.crowded`.
+
+    Unchanged if measured on this type, or if as many workers of a machine were measured.
+    """
     if worker.evidence == "measured":
         return worker
     reference = model.reference.device
@@ -276,9 +277,9 @@ def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape, instance:
 
 
 def _gathering(worker: WorkerModel, model: FittedModel, instance: InstanceType) -> WorkerModel:
-    """Return the worker with micro-batches at least as long as gathering the replica that its machine's GPUs share.
+    """Return the worker with micro-batches that take at least as long as gathering the sharded replica (`floor_s`).
 
-    It is returned as it is where its memory is not known or the model has no blocks to share.
+    Unchanged where the worker's memory is not known or the model has no blocks to shard.
     """
     blocks = sharable(model)
     if worker.room is None or blocks is None:
@@ -291,16 +292,16 @@ def _gathering(worker: WorkerModel, model: FittedModel, instance: InstanceType) 
 def _as_sampled(
     worker: WorkerModel, seen: SampledMachine | None, shape: Shape, samples: int, *, only_sampled: bool
 ) -> WorkerModel:
-    """Return the worker with the step times of its samples or a relative's, where these are surer than the profile.
+    """Return the worker with compute times by step samples, where these are surer than the profile; else unchanged.
 
-    Other work, such as evaluating and compressing, takes as much longer as a step of ``samples`` samples.
+    Evaluating and compressing change by the same factor as a step of ``samples`` samples.
 
     Args:
-        worker: by the profile.
-        seen: the machine by step samples; None: they say nothing of it.
-        shape: what steps have in common.
-        samples: of the step by which times are compared.
-        only_sampled: whether the profile says nothing of the precision, so that only samples count.
+        worker: predicted by the profile.
+        seen: the machine type predicted by step samples; None: they say nothing of the type.
+        shape: parameters that steps share on all machines.
+        samples: local batch size at which both predictions are compared.
+        only_sampled: whether the profile lacks the precision, so that only step samples count.
 
     Raises:
         Unusable: ``only_sampled``, and no sample is of the machine or its like.
@@ -331,10 +332,10 @@ def _as_sampled(
 
 
 def drop_slower_precisions(options: Sequence[MachineOption]) -> tuple[MachineOption, ...]:
-    """Return the options without any precision that another equals or beats on every offer, in every figure.
+    """Return the options of precisions that no other precision equals or beats on every offer, in every figure.
 
-    A cluster whose machines all change to that one is then no slower, dearer or less certain. The first of equals
-    stays.
+    A cluster whose machines all change to the better precision is no slower, dearer or less certain. Of equals the
+    first stays.
     """
     figures: dict[Precision, dict[int, list[float]]] = {}
     for option in options:
@@ -349,7 +350,10 @@ def drop_slower_precisions(options: Sequence[MachineOption]) -> tuple[MachineOpt
 
 
 def _is_beaten(figures: Mapping[int, Sequence[float]], other: Mapping[int, Sequence[float]]) -> bool:
-    """Return whether another precision is on every offer, and as good in every figure, but for rounding errors."""
+    """Return whether ``other`` has all offers of ``figures``, each with no larger figures but for rounding errors.
+
+    Arguments are the figures of a precision's options, by the id of the offer.
+    """
     return all(
         offer in other
         and bool(np.all(np.less_equal(other[offer], values) | np.isclose(other[offer], values, rtol=1e-9, atol=0)))
@@ -361,8 +365,7 @@ def drop_dominated(options: Sequence[MachineOption], quotas: Quotas) -> tuple[Ma
     """Return the options that no other of the same region, quota, worker count and precision equals or beats.
 
     Swapping a machine for one that dominates it never makes a cluster slower, dearer or less certain, so no point of
-    the Pareto front is lost. Options of one quota are compared, with as many workers a machine, in one precision and
-    memory scheme: of another, there may be too few. The first of equals stays.
+    the Pareto front is lost. Options of one memory scheme alone are compared. The first of equals stays.
     """
     kinds: list[tuple[object, ...]] = []
     for option in options:
@@ -374,7 +377,7 @@ def drop_dominated(options: Sequence[MachineOption], quotas: Quotas) -> tuple[Ma
 
 
 def _figures(option: MachineOption) -> list[float]:
-    """Return all figures of an option that the forecast of a cluster grows with."""
+    """Return the figures of an option that a cluster's forecast grows with, those that lower it negated."""
     time, room = option.worker.time, option.worker.room
     return [
         option.usd_per_hour,
@@ -408,7 +411,7 @@ def _figures(option: MachineOption) -> list[float]:
 def batch_ladder(smallest: int, largest: int, task_batch_size: int) -> tuple[int, ...]:
     """Return global batch sizes from ``smallest`` to ``largest``, ascending: the task's own times 2^k and 1.5 * 2^k.
 
-    Where none lies between, the one size nearest to the task's own.
+    If none lies between, returns the one size between them that is nearest to the task's own.
     """
     first, last = (math.floor(math.log2(limit / task_batch_size)) for limit in (smallest, largest))
     sizes = {round(task_batch_size * part * 2.0**k) for k in range(first, last + 1) for part in (1, 1.5)}

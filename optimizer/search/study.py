@@ -1,12 +1,11 @@
-"""The search as an Optuna study: what exact search priced is its first trials, and other samplers go on from there.
+"""The search as an Optuna study: exact search's best clusters are its first trials, and other samplers go on.
 
     trial      a cluster: up to three machine types with their counts, and a batch size; the exchange is solved inside
     values     expected time and expected cost: Optuna's own tools read and plot both
-    constraint what the cluster exceeds the limits by, where runs are kept with the probability `SURE`; or that it
-               cannot be
+    constraint by how much the cluster exceeds the limits at the probability `SURE`, or that it is impossible
 
-The choice needs no trial: exact search has proved it, and the study's attribute ``proved`` says what. Samplers are for
-what exact search does not cover, and for who wants to see how far one comes by itself.
+The choice needs no trial: exact search has proved it, as the study's attribute ``proved`` says. Samplers are for
+dimensions that exact search does not cover.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class Study:
     """Optuna study of a search, whose trials are clusters of the search space, priced by the forecast.
 
     Args:
-        columns: of the search space.
-        job: what of a forecast does not depend on the cluster.
-        limits: that trials are held against.
+        columns: arrays of the search space.
+        job: inputs of a forecast that do not depend on the cluster.
+        limits: budget and deadline of the constraint.
         types: instance types in one cluster at most.
         seed: of the sampler.
 
@@ -74,10 +73,10 @@ class Study:
         Ctrl-C ends the trials early, and sets ``stopped``.
 
         Args:
-            first: clusters to begin with; as many as there are finished trials in ``kept`` are not priced again.
-            trials: how many trials there are beside the first; finished ones in ``kept`` count.
-            kept: the file that keeps trials, or the study that takes them; None: a new study in memory.
-            then: proposes the other trials; None: NSGA-II.
+            first: clusters of the first trials; the first n of them are skipped where ``kept`` has n finished trials.
+            trials: number of trials beside ``first``; finished ones in ``kept`` count.
+            kept: journal file of the trials, or the study that takes them; None: a new study in memory.
+            then: sampler of the other trials; None: NSGA-II.
 
         Raises:
             BadInput: the file cannot be used as Optuna's journal.
@@ -112,10 +111,7 @@ class Study:
         return Cluster.of(counts, batch=self.columns.space.batch_sizes.index(parameters["batch"]), exchange=0)
 
     def _parameters(self, cluster: Cluster) -> Parameters:
-        """Return a cluster as the parameters of a trial: batch size, and type and machines of each slot.
-
-        Slots that the cluster does not use are empty.
-        """
+        """Return a cluster as Optuna parameters: batch size, and type and machines of each slot; `NOTHING`: empty."""
         held = [(self.names[option], count) for option, count in cluster.machines]
         held += [(NOTHING, 0)] * (len(self.slots) - len(held))
         parameters: Parameters = {"batch": self.columns.space.batch_sizes[cluster.batch]}
@@ -124,9 +120,9 @@ class Study:
         return parameters
 
     def _price(self, trial: optuna.Trial) -> tuple[float, float]:
-        """Return the expected time and cost of a trial's cluster, s and USD; infinite where it is impossible.
+        """Return the expected time, s, and cost, USD, of the cluster that a trial suggests; infinite: it is impossible.
 
-        The trial takes its suggestions, how far it breaks a constraint (above 0), and, if possible, its plan in words.
+        Sets the trial's constraint (above 0: broken) and, for a possible cluster, its attribute ``plan`` in words.
         """
         for k in self.slots:
             trial.suggest_categorical(f"type_{k}", [NOTHING, *self.names])
@@ -168,7 +164,7 @@ class Study:
         return study
 
     def _question(self) -> str:
-        """Return the name that searches with the same trials share, such as '$5.00, 1 h, 7bce33ad01f2c4e8'."""
+        """Return the study's name, limits and a hash of the question, such as '$5.00, 1 h, 7bce33ad01f2c4e8'."""
         space, limits = self.columns.space, self.limits
         offered = [(name, option.usd_per_hour) for name, option in zip(self.names, space.options, strict=True)]
         exchanges = [f"{exchange.compression} {exchange.sync}" for exchange in space.exchanges]
@@ -185,7 +181,7 @@ def _name(option: MachineOption) -> str:
 
 
 def _described(space: SearchSpace, cluster: Cluster, interval_s: float) -> str:
-    """Return a trial in words, for who looks at the study: its machines, and what was solved inside."""
+    """Return a cluster in words: machines, batch size, exchange, and the seconds between checkpoints if finite."""
     machines = formatting.cluster((count, _name(space.options[option])) for option, count in cluster.machines)
     kept = f", a checkpoint every {formatting.duration(interval_s)}" if math.isfinite(interval_s) else ""
     way = space.exchanges[cluster.exchange]

@@ -1,4 +1,4 @@
-"""Samples that a worker computes together: what its device holds, less a reserve and what the exchange takes.
+"""Memory of a worker's device, and the samples that fit in it beside the model's state and the gradient exchange.
 
     usable(GPU)   = 0.9 memory - 750 MiB       its own; the context of CUDA and the libraries' workspaces
     usable(CPU)   = 0.9 memory - 1.5 GiB       main memory; the operating system, Python and torch
@@ -85,16 +85,14 @@ def sharable(model: FittedModel) -> Blocks | None:
 
 
 def schemes(described: Counted | None, devices: int, asked: Sharding | None = None) -> list[Scheme]:
-    """Return the schemes that hold a replica on ``devices`` of a machine, the quicker first, the most saving last.
+    """Return the schemes that may hold a replica on a machine's devices, the quicker first, the most saving last.
 
-    A task that says nothing is told what its devices share, and so is a job that leaves it open; a task that names a
-    scheme has it on every machine. A described job is taken to be a script as they are written: weights are freed
-    between forward and backward, and layers of a transformer are recomputed where memory asks for it.
+    A described job shards fully, if at all, and a transformer may recompute its layers.
 
     Args:
-        described: the job, where it was counted; None: it was measured.
-        devices: of the machine.
-        asked: what the job lets them share (`Job.shard`); None: the job says nothing.
+        described: operations of a described job; None: the job was measured.
+        devices: number of devices of the machine; one shards nothing.
+        asked: sharding that the job asks for (`Job.shard`), then the only one; None or "auto": any.
     """
     open_to: tuple[Sharding, ...] = ("grads", "full") if described is None else ("full",)
     offered = [shard for shard in open_to if asked in (None, "auto", shard)] if devices > 1 else []
@@ -140,7 +138,7 @@ class Room:
         free_bytes: memory beside what is kept from step to step and the exchange; None: not known.
         step_bytes: part of ``free_bytes`` that a step of a micro-batch takes.
         fresh_bytes: bytes of gradients that are there while a copy is exchanged.
-        scheme: how a replica is held.
+        scheme: sharding and recomputing of the replica.
     """
 
     device_bytes: int
@@ -199,11 +197,8 @@ def room(
         device_bytes: of the whole device.
         usable: bytes of it that training may use; 0 or less: nothing fits.
         exchange: memory of the exchange that takes most; one that takes nothing will do where no other fits.
-        measured: the very device, where it was profiled; None: the reference device.
-        devices: of the machine, which share a replica where none can hold it alone.
-
-    Returns:
-        Room whose ``micro_batch`` is None where any fits, and which a user's script cannot split.
+        measured: fit of this very device; None: it was not profiled, and the reference device's memory counts.
+        devices: devices of the machine, which share a replica where none can hold it alone.
     """
     job, memory, blocks = model.profile.job, counted(model), sharable(model)
     scheme = REPLICATED
@@ -244,7 +239,7 @@ def room(
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeLine:
-    """Bytes of GPU memory that an exchange of ``n > 1`` workers keeps, and takes to work in: ``fixed + each n``."""
+    """Bytes of GPU memory that an exchange among n > 1 workers keeps, and works in (``fixed_bytes + each_bytes n``)."""
 
     kept_bytes: float
     fixed_bytes: float
@@ -282,7 +277,7 @@ def exchange_memory(
         compression: of the gradient; ``auto`` may come to any that sends a part of it, and is taken for topk.
         gradient_bytes: bytes of the whole gradient in fp32.
         workers: number of workers that exchange.
-        sync: when they exchange; None: in every step.
+        sync: policy of synchronization; None: workers exchange in every step.
 
     Raises:
         BadInput: there is no such compression, or its memory and collective do not go together.

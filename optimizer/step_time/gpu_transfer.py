@@ -18,8 +18,8 @@ and so a Gaussian process (Rasmussen and Williams 2006, chapter 2):
                     precision is better than its facts
     r, e            what this job finds in a GPU or an architecture; noise
 
-What of ``z`` nobody tells is left out of it, in a process of its own with standard deviations of its own. Everything
-but the level shrinks to zero where nothing is known, so a GPU that no row of the data has needs no special case. The
+For each `JobFacts` there is a model with standard deviations of its own, as less of ``z`` is known. Everything but the
+level shrinks to zero where nothing is known, so a GPU that no row of the data has needs no special case. The
 standard deviations of the parts are fitted by ``benchmarks.transfer``, which writes them beside the measurements; here
 the process is conditioned on those and on the GPUs that were measured. Throughputs are of whole steps at one batch
 size, and hold where hosts are as those GPUs' usually are.
@@ -151,7 +151,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Setting of a measured or predicted step: a GPU, a precision, and the local batch size in samples."""
+    """GPU, precision and local batch size (samples) of a measured or predicted step."""
 
     gpu: Gpu
     precision: Precision
@@ -168,7 +168,7 @@ class Measured:
     """Measured seconds of a job's step on one GPU, in one precision and at one batch size.
 
     Attributes:
-        log_sd: standard deviation of the log of that time.
+        log_sd: standard deviation of the log of ``step_time_s``.
         kind: kind of the model; None: not known.
         flops_per_sample: operations forward and backward; None: not counted.
     """
@@ -225,8 +225,9 @@ class Cells:
 
     Attributes:
         features: ``x``, a row a cell.
-        capability, gpu, half: of the GPU: its architecture, its key, whether matrices are multiplied in 16 bits.
-        job, column: which job, and which set of runs of it that have a level in common.
+        capability, gpu: compute capability and key of the GPU.
+        half: whether matrices are multiplied in 16 bits.
+        job, column: which job, and which set of its runs, all of which have one level.
         kind: of the model, a place in `KINDS`.
         likeness: of the column, see `Measured.likeness`.
     """
@@ -317,8 +318,10 @@ class GpuModel:
     """Mixed model of jobs' log throughputs on GPUs, conditioned on the public measurements.
 
     Attributes:
-        cells: the public measurements, and ``throughput``, logs beside `BATCH_GAIN`, about the middle of their columns.
-        precision: the inverse of the throughputs' covariance.
+        cells: the public measurements.
+        throughput: logs of samples a second over ``batch ** BATCH_GAIN``, less the mean of their column, [cells].
+        spread: standard deviations of the model's parts.
+        precision: inverse of the covariance of ``throughput``, [cells, cells].
     """
 
     cells: Cells
@@ -446,21 +449,15 @@ def facts_of(measured: Sequence[Measured]) -> JobFacts:
     return "kind" if any(step.flops_per_sample is None for step in measured) else "operations"
 
 
-def steps_elsewhere(measured: Sequence[Measured], asked: Sequence[Place]) -> tuple[Array, Array]:
-    """Return the predicted log seconds of a job's step at the places ``asked``, and their covariance matrix.
+@lru_cache(maxsize=4096)
+def steps_elsewhere(measured: tuple[Measured, ...], asked: tuple[Place, ...]) -> tuple[Array, Array]:
+    """Return the predicted log seconds of a job's step, [asked], and their covariance, [asked, asked]; cached.
 
-    By the bundled model for what is known of the job; see `GpuModel.steps`.
+    Args:
+        measured: steps of the job, at least one; they also tell which bundled model is used (`facts_of`).
+        asked: GPUs, precisions and batch sizes to predict; all in one call cost as much as one alone.
     """
     return gpu_model(facts_of(measured)).steps(measured, asked)
-
-
-@lru_cache(maxsize=4096)
-def transferred(measured: tuple[Measured, ...], asked: tuple[Place, ...]) -> tuple[Array, Array]:
-    """Return the predicted log seconds of a job's step at the places ``asked``, and their covariance; cached.
-
-    `steps_elsewhere`: catalogues have many types with one GPU, and all places cost as much as one.
-    """
-    return steps_elsewhere(measured, asked)
 
 
 def gpu_of(accelerator: Accelerator) -> Gpu | None:
@@ -509,7 +506,7 @@ def measured_gpu(*, fp32_tflops: float, bandwidth_gb_per_s: float, memory_gib: f
 
 
 def _capability(model: AcceleratorModel) -> float:
-    """Return the compute capability, guessed from its matrix units if it is not published, or not known here."""
+    """Return a GPU's compute capability; where it is unpublished or unlisted here, a guess from its matrix units."""
     if model.compute_capability is not None and int(float(model.compute_capability)) in CORES_PER_MULTIPROCESSOR:
         return float(model.compute_capability)
     if model.tf32_tensor_tflops is not None:
@@ -522,7 +519,7 @@ SOCKETED = {"P100": "PCIe", "V100": "SXM2", "A100": "SXM4", "H100": "SXM5", "H20
 
 
 def _key(name: str, memory_gib: float) -> str:
-    """Return the name by which measurements know a GPU: name, memory and form, PCIe unless known as socketed."""
+    """Return a GPU's key in `Cells`: name, memory in GiB and form, which is PCIe unless `SOCKETED` says otherwise."""
     bare = name.removesuffix(" PCIe")
     form = "PCIe" if bare != name else SOCKETED.get(bare, "PCIe")
     return f"{bare} {memory_gib:g} {form}"

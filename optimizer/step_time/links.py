@@ -98,8 +98,8 @@ def network_of(
 def between_machines(model: FittedModel, instance: InstanceType, collective: Collective) -> LinkModel:
     """Return latency and bandwidth of one hop between two machines of a type, for a collective.
 
-    On CPUs the library's own copying and adding, measured between workers of one host, bounds the rate as well. A job
-    that was described is judged as people run it, over all network cards; one that was measured as it will be launched.
+    On CPUs the rate is at most that measured between workers of one host, as the library copies and adds at that rate.
+    A described job uses all network cards of a machine, a measured one what hetopt launches with.
     """
     published = instance.fabric_bytes_per_s if model.profile.is_counted else instance.network_bytes_per_s
     planned = NETWORK_EFFICIENCY * published
@@ -113,8 +113,14 @@ def between_machines(model: FittedModel, instance: InstanceType, collective: Col
     return LinkModel(latency_s=measured.latency_s, bytes_per_s=min(measured.bytes_per_s, planned / NETWORK_EFFICIENCY))
 
 
-def in_company(link: LinkModel, workers: int, power: float) -> LinkModel:
-    """Return a hop between two workers of a machine, slowed because all its ``workers`` exchange at once."""
+def shared_link(link: LinkModel, workers: int, power: float) -> LinkModel:
+    """Return the hop between two workers of a machine, given that of two alone there, while all workers exchange.
+
+    Args:
+        link: hop between two workers that exchange alone.
+        workers: number of workers on the machine.
+        power: how far the workers share the hop: latency and bytes take ``sharing(workers, power)`` times as long.
+    """
     share = float(sharing(workers, power))
     return LinkModel(latency_s=link.latency_s * share, bytes_per_s=link.bytes_per_s / share)
 
@@ -129,7 +135,7 @@ def inside_machine(instance: InstanceType, workers: int, power: float) -> LinkMo
     """
     if is_switched(instance):
         return LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=SWITCHED_BUS_BYTES_PER_S)
-    return in_company(LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=BUS_BYTES_PER_S), workers, power)
+    return shared_link(LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=BUS_BYTES_PER_S), workers, power)
 
 
 def gathering_s(instance: InstanceType, scheme: Scheme, weight_bytes: float) -> float:
@@ -137,8 +143,8 @@ def gathering_s(instance: InstanceType, scheme: Scheme, weight_bytes: float) -> 
 
     Args:
         instance: the machine.
-        scheme: by which they share the replica.
-        weight_bytes: of the replica, as it is multiplied with.
+        scheme: sharding of a replica over the machine's GPUs.
+        weight_bytes: of the whole replica, in the precision of its matrix products.
     """
     link = inside_machine(instance, scheme.shards, 1.0)
     return scheme.gatherings * weight_bytes * (1 - 1 / scheme.shards) / link.bytes_per_s

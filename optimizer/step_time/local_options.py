@@ -1,9 +1,9 @@
 """Local SGD policies that a search may choose from, and the share of steps in which each communicates.
 
-Offered are those that pilots support, as they were measured, or the one that the user asked for. Averages are made
-after the step, so nothing hides them; the share of steps that make one is known (local SGD, FedAvg), steered (SelSync
-with ``auto``), measured by an earlier run, or assumed from what was published. FedAvg counts in epochs, so that its
-share depends on the batch: it is planned as if every step summed gradients.
+A search may choose policies that pilots support, or the one that the user asked for. Nothing hides an average, which is
+made after the step; the share of steps that make one is known (local SGD, FedAvg), steered (SelSync with ``auto``),
+measured by an earlier run, or assumed from publications. FedAvg counts in epochs, so that its share depends on the
+batch: it is planned as if every step summed gradients.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def communication(
 ) -> Communication:
     """Return the expected share of steps in which a local SGD policy averages, with its spread and a note.
 
-    By the policy where that says it; of a SelSync with a fixed delta as measured, else as published. A policy with a
-    largest number of local steps averages at least that often.
+    The policy itself tells, except a SelSync with a fixed delta, whose share is ``measured``, else the published one. A
+    policy with a largest number of local steps averages at least that often.
 
     Args:
         sync: the policy; not ``bsp``.
@@ -93,7 +93,7 @@ class LocalOption:
         communication: share of steps in which workers average.
         penalty: what the policy costs in steps.
         most_workers: most workers that may be planned with.
-        counts_steps: whether the cost is paid in more steps, as in a run to a target; a run of fixed length has none.
+        counts_steps: whether ``penalty`` adds steps, as in a run to a target; a run of fixed length has none to add.
     """
 
     sync: Synchronization
@@ -112,11 +112,12 @@ class LocalOption:
 
 
 def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int) -> Iterator[LocalOption]:
-    """Yield the local SGD policies that pilots support, as they were measured; none for one worker alone.
+    """Yield the local SGD policies that pilots support for two workers or more, with their measured shares and costs.
 
     Args:
         gate: rules from the pilots.
-        to_target: whether the run goes on to a target, so that more steps make up for a loss; else little may be lost.
+        to_target: whether the run goes on to a target, where more steps make up for a loss; a run of fixed length is
+            offered only policies and workers that lose little (`MOST_LOST`).
         dataset_size: samples of an epoch.
         batch: the task's global batch size, samples.
     """
@@ -136,7 +137,10 @@ def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, bat
 def asked_option(
     sync: Synchronization, gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int, max_workers: int
 ) -> LocalOption:
-    """Return the option of a local SGD policy that the user asked for, whatever pilots say."""
+    """Return the option of a local SGD policy that the user asked for, with up to ``max_workers``, whatever pilots say.
+
+    The other arguments are those of `measured_options`.
+    """
     averaging = communication(
         sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync)
     )
@@ -151,7 +155,7 @@ def is_planned(sync: Synchronization) -> bool:
 
 
 def _most_that_lose_little(penalty: Penalty, share: float, most: int) -> int:
-    """Return the most workers, up to ``most``, of a run of fixed length, where no more steps make up for a loss."""
+    """Return the most workers, up to ``most``, at which the penalty cautiously stays within `MOST_LOST`; 0: none."""
     return max(
         (
             workers

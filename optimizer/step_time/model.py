@@ -30,12 +30,7 @@ TIERS: tuple[Evidence, ...] = tuple(EVIDENCE_IN_WORDS)
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Predicted seconds of a step with a 90 % interval, and the evidence of its least known machine type.
-
-    Attributes:
-        step_time_s: the median; ``step_time_low_s`` and ``step_time_high_s`` bound 90 %.
-        evidence: by which the least known machine type is predicted.
-    """
+    """Predicted seconds of a step (median), with a 90 % interval, and the evidence of its least known machine type."""
 
     step_time_s: float
     step_time_low_s: float
@@ -53,6 +48,7 @@ class StepTimeModel:
     """Step-time model fitted to measured steps, which predicts steps of other cluster configurations.
 
     Attributes:
+        posterior: fit to the measured steps.
         catalog: known instance types, for machine types that were not measured.
     """
 
@@ -79,30 +75,6 @@ class StepTimeModel:
             BadInput: a machine type that nothing relates to what was measured, or an impossible compression.
         """
         kin, asked = self._linearised(configurations)
-        return self._step_times(kin, asked)
-
-    def suggest(
-        self, configurations: Sequence[Configuration], count: int, usd: Sequence[float | None]
-    ) -> tuple[Probe, ...]:
-        """Return up to ``count`` configurations to measure next, best first; ``usd``: their prices, None: unknown.
-
-        See `prediction.suggest`; errors are as of `predict`.
-        """
-        return suggest(self.posterior, self._linearised(configurations)[1], count, usd)
-
-    def _linearised(self, configurations: Sequence[Configuration]) -> tuple[tuple[Kinship, ...], Linearised]:
-        """Return how each type is related to the measured types, and the prediction of each configuration.
-
-        Raises:
-            BadInput: nothing relates a machine type to what was measured, or a compression is impossible.
-        """
-        measured = self.posterior.observed.rows.types
-        names = dict.fromkeys((*measured, *(c.kind(node) for c in configurations for node in c.nodes)))
-        kin = relatives(tuple(names), measured, self.catalog, measured_steps(self.posterior, self.catalog))
-        return kin, predict(self.posterior, configurations, kin[len(measured) :], switched_types(self.catalog))
-
-    def _step_times(self, kin: Sequence[Kinship], asked: Linearised) -> list[StepTime]:
-        """Return step times with 90 % intervals; a configuration's evidence is that of its least known machine."""
         tiers = np.array([TIERS.index(relative.evidence) for relative in kin])
         worst = np.where(asked.rows.has_type, tiers, 0).max(axis=1)
         middle = np.exp(asked.steps.log_step)
@@ -114,13 +86,32 @@ class StepTimeModel:
             )
         ]
 
+    def suggest(
+        self, configurations: Sequence[Configuration], count: int, usd: Sequence[float | None]
+    ) -> tuple[Probe, ...]:
+        """Return up to ``count`` configurations to measure next, best first; ``usd``: their prices, None: unknown.
+
+        See `prediction.suggest`; errors are as of `predict`.
+        """
+        return suggest(self.posterior, self._linearised(configurations)[1], count, usd)
+
+    def _linearised(self, configurations: Sequence[Configuration]) -> tuple[tuple[Kinship, ...], Linearised]:
+        """Return the relation of measured types, then others, to the measured ones, and the configurations' steps.
+
+        Raises:
+            BadInput: nothing relates a machine type to what was measured, or a compression is impossible.
+        """
+        measured = self.posterior.observed.rows.types
+        names = dict.fromkeys((*measured, *(c.kind(node) for c in configurations for node in c.nodes)))
+        kin = relatives(tuple(names), measured, self.catalog, measured_steps(self.posterior, self.catalog))
+        return kin, predict(self.posterior, configurations, kin[len(measured) :], switched_types(self.catalog))
+
 
 def observe_profile(profile: Profile) -> Observed:
-    """Return a profile's timed computation and collectives, in its first precision, as the step model reads them.
+    """Return a profile's timed computation and all-reduces, in its first precision, as observations of the step model.
 
-    Workers of a sweep compute at the same time without talking, so a step time is the computation of as many workers on
-    one node. Of links, only all-reduces count, with their time at the gradient's size: inside a host as it is, between
-    hosts with one worker each.
+    A timed step is the computation of its device's workers on one node, as they exchange nothing. An all-reduce counts
+    with its time at the gradient's size: inside a host as timed, between hosts with one worker on each.
     """
     profile = profile.computing_in(profile.precisions[0])
     configurations: list[Configuration] = []
@@ -165,8 +156,7 @@ shared 2-core virtual machine (2026-11-20) lay 10 % from their predictions in th
 def contention_reach(profile: Profile) -> float:
     """Return the 95th percentile of wall over processor time of the profiled host's steps, at least 1.
 
-    1 where it was not measured. Contention is other people's business and changes by the minute: it widens intervals,
-    and no centre follows it.
+    1 where it was not measured. Contention by others changes by the minute: it widens intervals and shifts no median.
     """
     if profile.contention is None:
         return 1.0
@@ -185,9 +175,9 @@ FORWARD_LOGIT_SD = 0.3
 
 
 def observe_samples(profile: Profile, owned: Collection[str] = ()) -> Observed | None:
-    """Return a profile's step samples on rentable types, and on those in ``owned``, for the model; None: no samples.
+    """Return a profile's step samples on rentable types, and on those in ``owned``, for the model; None: none is left.
 
-    Rehearsed hosts and this machine show how such clusters behave, and nothing about a cloud's links.
+    Samples of rehearsed hosts and of this machine say nothing about a cloud's links, and are left out.
 
     Raises:
         BadInput: an unknown compressor, or samples of different jobs.
@@ -201,7 +191,7 @@ def observe_samples(profile: Profile, owned: Collection[str] = ()) -> Observed |
 
 
 def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> SampledMachines | None:
-    """Fit a predictor of machine types to a profile's step samples; None: the profile has none that can be used.
+    """Return a predictor of machine types, fitted to a profile's step samples; None: no sample can be used.
 
     Raises:
         BadInput: an unknown compressor, or samples of different jobs.
@@ -213,7 +203,7 @@ def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> S
 
 
 def profile_priors(reference: FittedDevice) -> Mapping[str, Normal]:
-    """Return the step model's priors, of which jitter and time before backward are as measured on ``reference``."""
+    """Return `PRIORS` with the jitter, and the part of a step before backward, as measured on ``reference``."""
     before = statistics.median(
         (point.load_s + point.forward_s + point.optimizer_s)
         / max(point.load_s + point.forward_s + point.backward_s + point.optimizer_s, 1e-12)
@@ -229,9 +219,9 @@ def profile_priors(reference: FittedDevice) -> Mapping[str, Normal]:
 
 
 def learned_shape(model: FittedModel, sampled: SampledMachines | None = None) -> Shape:
-    """Return how a job's steps behave on any machine: learned from step samples, or else from the profile.
+    """Return the parameters that a job's steps share on all machines, by step samples or else by the profile.
 
-    Workers of a divided CPU host have fewer threads each, which says nothing about GPUs that share a machine.
+    The contention of a profile of CPUs is the prior's, as its workers divide the threads of a host.
 
     Args:
         model: fits of the profile.

@@ -49,10 +49,10 @@ class Observed:
 
 
 def observe(samples: Sequence[StepSample]) -> Observed:
-    """Return step samples of one job as arrays of log seconds, thinned as by `representative`; refuse two model kinds.
+    """Return step samples of one job as arrays of log seconds, thinned by `representative`.
 
     Args:
-        samples: at least one. Without a synchronization time the whole step counts as unknown computing and exchanging.
+        samples: at least one. Without a synchronization time, only the whole step of a sample counts.
 
     Raises:
         BadInput: an unknown compressor, or samples of different jobs.
@@ -78,9 +78,9 @@ def observe(samples: Sequence[StepSample]) -> Observed:
 
 
 def representative(samples: Sequence[StepSample]) -> list[StepSample]:
-    """Return at most `MOST_ROWS` samples of `MOST_LAYOUTS` layouts, spread evenly over workers and batch sizes.
+    """Return at most `MOST_ROWS` samples of `MOST_LAYOUTS` layouts, evenly chosen with both ends; all, if fewer.
 
-    Both ends are included; of fewer, all are returned. Ordered by workers and nodes of the layout, then by batch size.
+    Ordered by workers and nodes of the layout, then by batch size.
     """
     layouts: dict[object, list[StepSample]] = {}
     for sample in samples:
@@ -114,7 +114,8 @@ class Channel:
     Attributes:
         residual: measured less predicted.
         derivatives: of the prediction by the parameters, a row each, when they are asked for.
-        by_compute, by_exchange: derivatives by what is left over at the row's ``point`` and ``layout``.
+        by_compute, by_exchange: derivatives by the residuals at the row's ``point`` and ``layout``.
+        point, layout: index of the row's point and layout among those of `Latents`.
         variance: of the noise.
     """
 
@@ -151,9 +152,10 @@ class Channel:
 def evaluate(
     vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, *, compute_rest: Array, exchange_rest: Array
 ) -> tuple[Steps, Callable[[str], Array]]:
-    """Return predicted steps at ``vector``, and a function that returns derivatives of any of their fields by it.
+    """Return the steps predicted at ``vector``, and a function from a field's name to that field's derivatives.
 
-    Forward differences, [rows, parameters], made when they are first asked for.
+    The derivatives, [rows, parameters], are forward differences, computed at the first call. Arguments are those of
+    `steps`.
     """
 
     def at(parameters: Array) -> Steps:
@@ -181,9 +183,9 @@ def noise_variance(here: Steps, spread: Spread) -> Array:
 
 
 def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Array) -> tuple[Channel, ...]:
-    """Return residuals and derivatives at ``mode`` of steps, computing and exchanges, where any of that was measured.
+    """Return the channels of steps, of computing and of exchanges, linearised at ``mode``; without unmeasured ones.
 
-    ``mode`` holds the parameters, then points' and layouts' own residuals.
+    ``mode`` holds the parameters, then the residuals at points and at layouts.
     """
     rows, spread = observed.rows, latents.spread
     parameters, points = len(where), len(latents.points)

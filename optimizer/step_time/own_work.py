@@ -1,6 +1,6 @@
 """Seconds of a worker's own work in a gradient exchange: to select or round, to pack, and to unpack what arrives.
 
-As `hetopt profile` timed it on the job's own gradient; what it did not time is foretold from what it did, or from how
+As `hetopt profile` timed it on the job's own gradient; untimed compressors are predicted from Top-k's time, or from how
 fast the machine copies memory:
 
     seconds = measured seconds of Top-k x ENCODED[topk] / ENCODED[way]
@@ -42,7 +42,14 @@ FORETOLD_LOG_SD = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class OwnWork:
-    """Seconds of compressing and unpacking in an exchange, ``fixed_s + each_s x payloads``, by number of workers."""
+    """Seconds of compressing and unpacking in an exchange: ``fixed_s + each_s x payloads``.
+
+    Attributes:
+        fixed_s: seconds whatever arrives.
+        each_s: seconds for each payload that arrives.
+        by_worker: whether a payload arrives from each worker; else one of all.
+        log_sd: standard deviation of the log of (true / predicted) seconds.
+    """
 
     fixed_s: float = 0.0
     each_s: float = 0.0
@@ -65,8 +72,6 @@ def own_work(
     compression: Compression, lines: Mapping[str, CompressorLine], *, numel: int, copy_bytes_per_s: float | None
 ) -> OwnWork | None:
     """Return a worker's time to compress and unpack in an exchange; None: neither measured nor predictable.
-
-    Where another collective or coding was timed, the time is less sure; one predicted from Top-k or copying, least.
 
     Args:
         compression: compressor with ratio, collective and coding; dense gradients take no time.

@@ -134,7 +134,7 @@ class Layout:
     """Machines and exchange of a configuration, without batch sizes, which one launch can vary.
 
     Attributes:
-        machines: type and workers of each node, in no order.
+        machines: type and workers of each node, as `Configuration.layout` orders them.
         exchange: compressor, ratio and collective.
         sync: as `parse_sync` reads it; None: gradients are summed in every step.
     """
@@ -152,18 +152,19 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Configurations as columns; ``group_*``: by kind of worker of a row (type, workers on its node, batch size).
+    """Configurations as columns; ``group_*`` have an entry for each different worker (type, crowd, batch) of a row.
 
     Attributes:
         nodes, workers: counts.
         crowd: workers on the fullest node.
-        expected_maximum: of as many standard normals as there are workers.
+        expected_maximum: expectation of the largest of as many standard normals as there are workers.
         layouts: the different ones; ``layout`` says which a row has.
         messages, traffic: see `Exchange`.
         fused: whether the exchange waits for the whole gradient.
         compressors: the different ones; ``compressor`` says which a row has, -1 for none.
         types: of the machines; ``has_type`` says which a row has.
-        group_row: sorted; ``group_start`` is where each row's groups begin.
+        group_row: number of the row, ascending; ``group_start`` is where each row's groups begin.
+        group_type: index in ``types``.
         group_crowd: workers on the worker's node.
         group_batch: samples of the worker.
         points: the different pairs of a type and a batch size, as `PITCH` of its log; ``group_point`` says which a
@@ -196,11 +197,11 @@ class Rows:
 
 
 def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()) -> Rows:
-    """Return one row of arrays a configuration; ``types`` are numbered first; refuse what cannot be predicted.
+    """Return configurations as columns, one row each, in their order.
 
     Args:
-        configurations: the rows.
-        types: types that come first in `Rows.types`, whether they occur or not.
+        configurations: what the rows describe.
+        types: machine types that come first in `Rows.types`, whether they occur or not.
 
     Raises:
         BadInput: an exchange of a configuration cannot be predicted, see `exchange_of`.
@@ -260,7 +261,7 @@ def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()
 
 
 def _kinds(configuration: Configuration) -> Iterable[tuple[str, int, int]]:
-    """Return the type, workers on the node and samples of every different worker, in a fixed order."""
+    """Return (type, workers on the node, samples) of every different worker of a configuration, in order of rank."""
     sizes = configuration.local_batch_size
     if isinstance(sizes, int):
         return dict.fromkeys((configuration.kind(node), node.workers, sizes) for node in configuration.nodes)
@@ -328,12 +329,12 @@ class Coordinates:
 
 @dataclass(frozen=True, kw_only=True)
 class Kinds:
-    """Parameters that the machine types and compressors of some rows use: their own, or another's, scaled.
+    """Mapping from machine types and compressors of `Rows` to the fitted ones whose parameters they use, scaled.
 
     Attributes:
-        reference: the type whose parameters are used, by the rows' types.
-        fixed, per_sample, link: log factors on them.
-        compressor: the compressor whose parameter is used, by the rows' compressors.
+        reference: index of the fitted type, [types of the rows].
+        fixed, per_sample, link: log factors on that type's parameters, [types of the rows].
+        compressor: index of the fitted compressor, [compressors of the rows].
     """
 
     reference: Index
@@ -365,7 +366,7 @@ class Steps:
         log_exchange: the exchange, hidden or not.
         compress_s: compression and decompression.
         compute_share, exchange_share: derivatives of ``log_step`` by ``log_compute`` and ``log_exchange``.
-        slowest: the group that computes longest.
+        slowest: index of the group that computes longest.
     """
 
     log_step: Array
@@ -423,7 +424,7 @@ def steps(
 def _compute(
     vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, shared: dict[str, float], rest: Array | float
 ) -> tuple[Array, Index]:
-    """Return the log seconds of the slowest worker's computation, and which group that is; of equals the first."""
+    """Return, by row, the log seconds of the slowest worker's computation, and its group (of equals the first)."""
     fixed = np.exp(vector[where.fixed][kinds.reference] + kinds.fixed)[rows.group_type]
     per_sample = np.exp(vector[where.per_sample][kinds.reference] + kinds.per_sample)[rows.group_type]
     crowded = 1 + np.exp(shared["contention"]) * (1 - 1 / rows.group_crowd)

@@ -67,6 +67,8 @@ class Posterior:
 
     Attributes:
         observed: measured steps that the model was fitted to.
+        where: positions of the parameters in ``mode``.
+        latents: points and layouts whose residuals are fitted.
         mode: the most probable parameters, then residuals at the points and at the layouts of ``latents``.
         covariance: covariance matrix of ``mode``.
         prior_mean, prior_sd: prior of each parameter.
@@ -87,7 +89,7 @@ class Posterior:
 
     @property
     def parameters(self) -> Array:
-        """Posterior mode of the parameters that are named, in the order of ``where``."""
+        """Posterior mode of the parameters alone, in the order of ``where``."""
         return self.mode[: len(self.where)]
 
     def learned(self, name: str) -> float:
@@ -99,9 +101,9 @@ class Posterior:
     def slowest_message_s(self) -> float:
         """The longest seconds of a message inside a node that the samples allow, whatever the prior.
 
-        At most `SLOWEST_MESSAGE_S`. By profile likelihood (Venzon and Moolgavkar 1988): all else is fitted anew at each
-        latency, and the last is where the samples are less likely by half a squared normal quantile. The covariance
-        does not say: messages that are next to nothing at the mode seem to allow what no sample does.
+        At most `SLOWEST_MESSAGE_S`. By profile likelihood (Venzon and Moolgavkar 1988): everything else is fitted anew
+        at each latency, until the samples are less likely by half a squared normal quantile. The covariance overstates
+        it where messages take next to nothing at the mode.
         """
         log_s, most, fall = float(self.mode[_LATENCY]), math.log(SLOWEST_MESSAGE_S), Z90**2 / 2
         here = _with_latency(self, log_s, self.mode)
@@ -127,11 +129,11 @@ def fit(
     """Fit the step model to measured steps under each class of links, and return the fit with the most evidence.
 
     Args:
-        observed: samples.
-        priors: of the parameters.
-        classes: of links inside a machine, each in place of some priors. Of several, samples of several workers on one
-            machine decide; without any, and without classes, the priors stay as they are.
-        spread: what the equations leave over.
+        observed: measured steps.
+        priors: by parameter.
+        classes: each replaces some of ``priors`` by those of one kind of links inside a machine. Where no machine had
+            two workers, several classes cannot be told apart, and only ``priors`` are used.
+        spread: deviations of residuals and noise to begin with.
     """
     if len(classes) > 1 and (observed.rows.crowd <= 1).all():
         classes = ()
@@ -140,10 +142,7 @@ def fit(
 
 
 def _fit(observed: Observed, priors: Mapping[str, Normal], spread: Spread) -> Posterior:
-    """Fit the step model to measured steps under given priors: its peak, covariance and evidence.
-
-    Noise and scatter are scaled by what is left over, a few times, each time with a new climb.
-    """
+    """Fit the step model to measured steps under given priors, and the scales of noise and residuals with it."""
     rows = observed.rows
     where = Coordinates(types=len(rows.types), compressors=len(rows.compressors))
     mean, sd = _priors(observed, where, priors)
@@ -184,7 +183,7 @@ def _fit(observed: Observed, priors: Mapping[str, Normal], spread: Spread) -> Po
 
 
 def _with_latency(model: Posterior, log_s: float, start: Array) -> _Peak:
-    """Return the nearest peak with the latency inside a node held at a value; its loss is that of all else."""
+    """Return the peak nearest to ``start`` with the log latency inside a node held at ``log_s``."""
     mean, sd, mode = model.prior_mean.copy(), model.prior_sd.copy(), start.copy()
     mean[_LATENCY], sd[_LATENCY], mode[_LATENCY] = log_s, FIXED_SD, log_s
     return _climb(_problem(model.observed, model.where, mean, sd, model.latents), mode)
@@ -192,7 +191,7 @@ def _with_latency(model: Posterior, log_s: float, start: Array) -> _Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class _Problem:
-    """What is fitted: samples, and the normal prior of parameters, then of residuals at points and layouts."""
+    """Samples, and the mean and precision of the prior of parameters, then of residuals at points and layouts."""
 
     observed: Observed
     where: Coordinates
@@ -203,6 +202,8 @@ class _Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class _Peak:
+    """Values of parameters and residuals, their loss, and the samples linearised there; a peak after `_climb`."""
+
     mode: Array
     loss: float
     channels: tuple[Channel, ...]
@@ -234,9 +235,9 @@ def _priors(observed: Observed, where: Coordinates, priors: Mapping[str, Normal]
 
 
 def _one_batch_size(observed: Observed) -> dict[int, tuple[float, float]]:
-    """Return, for types measured at one batch size by single workers alone, logs of their seconds and of that size.
+    """Return (log seconds of computing, log batch size) by index of each type measured at one size by lone workers.
 
-    Such steps do not tell fixed time from that of samples, which the public measurements of other jobs then do.
+    Such steps do not tell fixed time from that of samples; public measurements of other jobs (`FIXED_SHARE`) do.
     """
     rows = observed.rows
     alone = rows.workers[rows.group_row] == 1
@@ -255,10 +256,7 @@ def _one_batch_size(observed: Observed) -> dict[int, tuple[float, float]]:
 
 
 def _scales(observed: Observed) -> dict[str, float]:
-    """Return the prior means, in logs of seconds, of parameters that scale with the job.
-
-    Half a step computes samples, a third exchanges.
-    """
+    """Return the prior means, logs of seconds, of the parameters that scale with the job, by fractions of its step."""
     compute_s = median_s(observed.log_compute, observed.log_step)
     step_s = median_s(observed.log_step, observed.log_compute)
     return {
@@ -270,7 +268,7 @@ def _scales(observed: Observed) -> dict[str, float]:
 
 
 def _problem(observed: Observed, where: Coordinates, mean: Array, sd: Array, latents: Latents) -> _Problem:
-    """Return the problem of parameters with these prior means and deviations, in the order of ``where``."""
+    """Return the samples with their prior: ``mean`` and ``sd`` of parameters, then that of the residuals."""
     parameters, points = len(where), len(latents.points)
     size = parameters + len(latents)
     precision = np.zeros((size, size))
@@ -282,7 +280,7 @@ def _problem(observed: Observed, where: Coordinates, mean: Array, sd: Array, lat
 
 
 def _start(problem: _Problem, where: Mapping[str, float]) -> Array:
-    """Return the prior means of all parameters, with some shared ones at given values."""
+    """Return the prior mean of everything that is fitted, with some shared parameters at given values."""
     start = problem.mean.copy()
     for name, value in where.items():
         start[SHARED.index(name)] = value
@@ -290,10 +288,7 @@ def _start(problem: _Problem, where: Mapping[str, float]) -> Array:
 
 
 def _normal(problem: _Problem, channels: tuple[Channel, ...]) -> tuple[Array, Array]:
-    """Return the precision matrix of the linearised problem, and the gradient that the samples contribute.
-
-    Rows touch one point and one layout each, so that only the parameters' part is dense.
-    """
+    """Return the precision matrix of the linearised problem, and the samples' gradient of the log likelihood."""
     parameters, points, layouts = len(problem.where), len(problem.latents.points), len(problem.latents.layouts)
     matrix, gradient = problem.precision.copy(), np.zeros(len(problem.mean))
     of_points, of_layouts = slice(parameters, parameters + points), slice(parameters + points, None)
@@ -325,9 +320,9 @@ def _climb(problem: _Problem, mode: Array, free: int | None = None) -> _Peak:
     The climb ends where a step gains little, or after `MOST_ITERATIONS`.
 
     Args:
-        problem: whose loss falls.
-        mode: to begin at, which stays as it is.
-        free: only so many leading numbers move; None: all.
+        problem: samples and prior.
+        mode: to begin at; not changed.
+        free: how many leading entries of ``mode`` move; None: all.
     """
     parameters = len(problem.where)
     here, damping = _peak(problem, mode), 1e-2
@@ -354,7 +349,7 @@ def _climb(problem: _Problem, mode: Array, free: int | None = None) -> _Peak:
 
 
 def _peak(problem: _Problem, mode: Array) -> _Peak:
-    """Return a point of the problem with its loss, by how far samples and priors are off, and its channels."""
+    """Return ``mode`` with its loss (minus the log posterior) and the samples linearised there."""
     linearised = channels(problem.observed, problem.where, problem.latents, mode)
     away = mode - problem.mean
     loss = sum(channel.loss for channel in linearised) + 0.5 * float(away @ problem.precision @ away)
@@ -366,9 +361,9 @@ def _covariance(problem: _Problem, peak: _Peak) -> Array:
 
 
 def _first_doubt(foot: _Peak, layouts: int, spread: Spread) -> Array:
-    """Return each layout's doubt by what its rows have in common beyond the equations and its neighbours.
+    """Return `Latents.doubt`, [layouts], by the residual that a layout's rows share at a fit of parameters alone.
 
-    A climb that begins without it follows a congested launch, and then finds nothing odd in it.
+    A climb that begins without it follows a congested launch, and then finds nothing odd in that.
     """
     channel = foot.channels[0]
     precision = channel.by_exchange**2 / channel.variance
@@ -380,7 +375,7 @@ def _first_doubt(foot: _Peak, layouts: int, spread: Spread) -> Array:
 
 
 def _doubt(problem: _Problem, peak: _Peak, covariance: Array) -> Array:
-    """Return each layout's doubt: the expectation step of Student's t for what sets the layout apart."""
+    """Return `Latents.doubt`, [layouts]: the expectation step of Student's t for each layout's own residual."""
     latents, count = problem.latents, len(problem.latents.layouts)
     apart = latents.doubt * latents.spread.layout**2
     weights = apart[:, None] * latents.exchange_inverse
@@ -405,7 +400,7 @@ def _noise_factors(problem: _Problem, peak: _Peak, covariance: Array) -> tuple[f
     """Return the factors on the prior noise of computing and exchanging, each shrunk to 1 by `SCALE_ROWS` rows.
 
     Both are 1 where no whole step was measured. Squared residuals are capped at nine (three deviations), divided by the
-    degrees of freedom that the fit left, and count for the one or the other by its part of the row's variance.
+    degrees of freedom that the fit left, and split between both factors by their parts of the row's variance.
     """
     sizes = len(problem.where), len(problem.latents.points), len(problem.latents.layouts)
     if not np.isfinite(problem.observed.log_step).any():
@@ -440,9 +435,8 @@ class Shape:
         contention: how much slower a worker of a full machine is than one alone.
         forward: share of the computation that is over before an exchange can begin.
         power: how well the rest hides the exchange; its ``sd`` is that of ln (power - 1).
-        network_growth: what each doubling of workers adds to the bytes' time between machines.
-        host_sharing: how far the workers of a machine share what is between them: a power of their number, whose ``sd``
-            is its own.
+        network_growth: what each doubling of workers adds to the bytes' time between machines, as a fraction.
+        host_sharing: power of (workers / 2) by which a hop inside a machine slows as all exchange; ``sd`` is its own.
         relief: bandwidth between three or more machines over that between two.
         gradient_bytes: of a dense exchange.
     """
@@ -492,7 +486,7 @@ class Shape:
         return self.contention.sd * (1 - 1 / self.crowded(workers))
 
     def overlap(self, compressor: str) -> Overlap:
-        """Return how computing hides an exchange through a compressor; not at all unless it runs during backward."""
+        """Return how computing hides a compressor's exchange: `NO_OVERLAP` unless the exchange runs under backward."""
         if compressor not in UNDER_BACKWARD:
             return NO_OVERLAP
         return Overlap(forward=self.forward.value, power=self.power.value, last=last_bucket_share(self.gradient_bytes))

@@ -30,11 +30,11 @@ class Linearised:
 
     Attributes:
         reference_points: `Rows.points`, with measured types in place of their relatives.
-        by_mode: derivatives of the log step by the model's `Posterior.mode`.
-        foreign: derivatives by what was not measured at all, in its standard deviations: the computation and the links
-            of each type that is only a relative, and each new compressor.
+        by_mode: derivatives of the log step by `Posterior.mode`, [rows, mode].
+        foreign: derivatives by what was not measured, times its standard deviation, [rows, ...]: computation and links
+            of each type that is only related to a measured one, then each new compressor.
         above, below: variance of the log of (true / predicted) towards longer steps, and towards shorter ones.
-        noise: of both, one run against another.
+        noise: part of ``above`` and of ``below`` by which one run differs from another.
     """
 
     rows: Rows
@@ -58,7 +58,7 @@ def predict(
     Args:
         model: the fitted step model.
         configurations: what to predict.
-        kin: relation to a measured type of each type that the model lacks, in the order of first appearance.
+        kin: relation to a measured type of each type that ``model`` lacks, in the order of first appearance.
         switched: names of types whose GPUs a switch joins.
 
     Raises:
@@ -136,7 +136,7 @@ host's memory and out of it, which twice as many share."""
 
 
 def _unseen_sockets(measured: Rows, rows: Rows, kinds: Kinds, switched: Collection[str]) -> NDArray[np.bool_]:
-    """Return which rows have more GPUs on a machine than a socket has, of types never measured so."""
+    """Return for each row whether a type has more than `SOCKET` GPUs on a machine, without a switch, unmeasured so."""
     seen = np.zeros(len(measured.types), dtype=np.bool_)
     seen[measured.group_type[measured.group_crowd > SOCKET]] = True
     joined = np.array([name.partition(IN_PRECISION)[0] in switched for name in rows.types])
@@ -151,12 +151,11 @@ FAR = ("network", "host_ratio", "host_latency", "host_sharing", "network_latency
 
 
 def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Return the variance of longer and of shorter steps by what was learned.
+    """Return the variance of log steps towards longer and towards shorter ones by the fit's uncertainty, [rows] each.
 
-    It is linear around the mode, but for links that nothing was learned about.
-
-    An exchange that hides behind computing has next to no derivative, and yet a network ten times slower would show.
-    Along such a parameter (others following as they are correlated with it) the 90 % range is evaluated as it is.
+    Linear around the mode, except along parameters of links in `FAR` that the samples taught little about: an exchange
+    that hides behind computing has next to no derivative, and yet a network ten times slower would show. There the
+    ends of the 90 % range are evaluated, with correlated parameters following.
     """
     covariance, here = model.covariance.copy(), log_step(model.mode)
     above, below = np.zeros(len(here)), np.zeros(len(here))
@@ -173,9 +172,9 @@ def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array
 
 
 def _foreign(rows: Rows, here: Steps, measured_types: int, kin: Sequence[Kinship]) -> Array:
-    """Return log steps' derivatives by each relative's computation and links, in their standard deviations.
+    """Return log steps' derivatives by computation and links of types that were not measured, [rows, 2 x len(kin)].
 
-    They are [rows, 2 for each relative], in the order of ``kin``; 0 where a row does not use the relative.
+    Each is times the standard deviation in ``kin``, and 0 where a row does not use the type.
     """
     slowest = rows.group_type[here.slowest]
     columns = np.zeros((len(rows), 2 * len(kin)))
@@ -189,7 +188,7 @@ def _foreign(rows: Rows, here: Steps, measured_types: int, kin: Sequence[Kinship
 
 
 def _beside_the_line(rows: Rows, measured_types: int, kin: Sequence[Kinship]) -> Array:
-    """Return the log factor on each group's computation, where the reference's line over batch sizes is a guess."""
+    """Return the log factor on the computation of each of `Rows`' groups by `Kinship.by_batch`; 0 without one."""
     beside = np.zeros(len(rows.group_type))
     for index, relative in enumerate(kin):
         if relative.by_batch is not None:
@@ -199,7 +198,7 @@ def _beside_the_line(rows: Rows, measured_types: int, kin: Sequence[Kinship]) ->
 
 
 def _kinds(measured: Rows, rows: Rows, new: Sequence[str], kin: Sequence[Kinship]) -> Kinds:
-    """Return which parameters types and compressors use: measured types their own, others a relative's, shifted."""
+    """Return which parameters types and compressors use: measured types their own, others those of ``kin``, scaled."""
     none = np.zeros(len(measured.types))
     compressors = [*measured.compressors, *new]
     return Kinds(
@@ -227,9 +226,9 @@ class Probe:
     """Configuration worth measuring: the uncertainty that it would remove, about what, and its price.
 
     Attributes:
-        row: index among the queries.
-        removed: share of the average variance, beyond run-to-run noise, that its measurement is expected to remove.
-        variance: that average before it, of the log of (true / predicted).
+        row: index among the configurations that were asked about.
+        removed: share of the mean variance, beyond run-to-run noise, that measuring this is expected to remove.
+        variance: mean variance of the log of (true / predicted) over the configurations, before this probe.
         about: parameter or residual that the measurement mostly tells, in words.
         usd: price of the measurement; None: not known.
     """
@@ -244,14 +243,14 @@ class Probe:
 def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float | None]) -> tuple[Probe, ...]:
     """Return up to ``count`` probes of the rows in ``asked``, best first, one a layout; empty: nothing to learn.
 
-    Where all prices are known, what a probe removes is divided by what it costs.
+    Where all prices are known, a probe's gain is divided by its price.
 
     Args:
         model: the fitted step model.
         asked: predictions of the configurations.
         count: most probes.
-        usd: price of each row; None: not known, and then no price counts. Infinite: the row is not measured, while its
-            uncertainty counts.
+        usd: price of each row; None: not known, and then no row's price counts. Infinite: the row is no candidate, but
+            its variance counts.
     """
     every = np.unique(np.linspace(0, len(asked.rows) - 1, min(MOST_ROWS, len(asked.rows))).round().astype(np.intp))
     derivatives, covariance, parts = _joint(model, asked, every)
@@ -290,10 +289,10 @@ def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float
 
 
 def _joint(model: Posterior, asked: Linearised, every: Index) -> tuple[Array, Array, list[tuple[str, slice]]]:
-    """Return the rows' derivatives by all unknowns that they share, the covariance of these, and their names.
+    """Return the rows' derivatives by all unknowns, these unknowns' covariance, and names with slices of them.
 
-    Everything unknown: the parameters, what is left over at the queries' own points and layouts (known as far as the
-    measured ones are near), and relatives and compressors that were not measured.
+    Unknown are the parameters, residuals at the rows' own points and layouts, and types and compressors that were not
+    measured. ``every`` has the indices of the rows.
     """
     rows, here, latents = asked.rows, asked.steps, model.latents
     parameters, points = len(model.where), len(latents.points)

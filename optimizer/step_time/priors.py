@@ -1,4 +1,4 @@
-"""Priors of the step model: a normal one for each parameter, and covariances of what the equations leave over.
+"""Priors of the step model: a normal one for each parameter, and Gaussian processes for residuals of the equations.
 
 The shapes (overlap, contention, growth) were read off fits to six public sets of step times (two clusters of GPUs,
 three jobs; Pollux, OSDI 2021, and Sia, SOSP 2023), rounded, and widened to about twice their spread over the sets;
@@ -9,12 +9,9 @@ is measured, moving any mean by its own deviation, or halving or doubling any `S
 by less than half a point. Before that, four priors stand for what nobody measured: ``relief`` (at most 4.5 points when
 moved so), ``rest`` (2), ``network_latency`` (2) and ``network_growth`` (1.5).
 
-What the equations leave over, as smooth random functions: computing by batch size, exchanging by layout.
-
-Gaussian processes (Rasmussen and Williams 2006) inside the physics instead of around it: an excess over the line at one
-batch size is an excess of computing wherever that batch size is used, and shows in a step only as far as it computes.
-So scikit-learn's, which are fitted to their own observations, do not serve, and importing them takes a bare python's
-start 40 times.
+The Gaussian processes (Rasmussen and Williams 2006) stand inside the equations, of computing by batch size and of
+exchanging by layout: an excess of computing at one batch size holds wherever that size is used, and shows in a step
+only as far as it computes. Scikit-learn's are fitted to observations of their own and do not serve.
 """
 
 from __future__ import annotations
@@ -35,9 +32,9 @@ class Normal:
     """Normal prior of a parameter of the step model, with a phrase on what the parameter is about.
 
     Attributes:
-        mean: absent where it is taken from the scale of the measurements.
+        mean: of the parameter; None: taken from the scale of the measurements.
         sd: standard deviation, in the units of the parameter (mostly logs).
-        about: what it says, as an explanation shows it.
+        about: meaning of the parameter, as an explanation shows it.
     """
 
     mean: float | None
@@ -99,8 +96,9 @@ class Spread:
 
     Attributes:
         compute: of a worker's computation at one batch size around the line (caches, kernels).
-        compute_length: over which log batch size it changes.
-        exchange: of the exchange of layouts, and ``exchange_length`` over which logs of nodes, workers and crowd.
+        compute_length: distance in log batch size over which that residual changes.
+        exchange: of a layout's exchange around the equations.
+        exchange_length: distance in logs of nodes, workers and crowd over which that residual changes.
         other_regime: correlation between layouts on one, two, or more nodes.
         other_exchange: correlation between compressors.
         layout: of each layout's exchange by itself: which machines it got.
@@ -131,9 +129,12 @@ class Spread:
         )
 
     def scaled(self, *, compute: float, exchange: float, layouts: float) -> Spread:
-        """Return a copy with noise of computing and exchanging, and residuals of layouts, scaled by the given factors.
+        """Return a copy with some deviations multiplied; ``compute`` itself, the job's own, stays.
 
-        How computation strays from a line is the job's.
+        Args:
+            compute: factor on ``noise_compute``.
+            exchange: factor on ``noise_exchange``.
+            layouts: factor on ``exchange`` and ``layout``.
         """
         return replace(
             self,
@@ -217,7 +218,11 @@ class Latents:
     """Measured points and layouts, and the inverse prior covariances of the equations' residuals there.
 
     Attributes:
-        doubt: factor on the variance of what sets each layout apart, by which its launch is discounted.
+        points: batch sizes of types, of residuals of computation.
+        layouts: of residuals of exchange.
+        spread: deviations and lengths of the residuals.
+        doubt: factor on the variance ``spread.layout ** 2`` of each layout's own residual; large for odd launches.
+        compute_inverse, exchange_inverse: [points, points] and [layouts, layouts].
     """
 
     points: tuple[Point, ...]
@@ -237,7 +242,7 @@ class Latents:
             points: of computation.
             layouts: of exchange.
             spread: standard deviations and lengths of the residuals.
-            doubt: factor on the variance of what sets each layout apart; None: 1 for all.
+            doubt: as the attribute; None: 1 for all layouts.
         """
         doubt = np.ones(len(layouts)) if doubt is None else doubt
         compute = compute_covariance(points, points, spread)
@@ -255,13 +260,13 @@ class Latents:
         return len(self.points) + len(self.layouts)
 
     def compute_at(self, points: Sequence[Point]) -> tuple[Array, Array]:
-        """Return weights of known points' residuals that predict other points, [points, known], and variances left."""
+        """Return weights, [points, known], by which known residuals predict others, and variances left, [points]."""
         cross = compute_covariance(points, self.points, self.spread)
         weights = cross @ self.compute_inverse
         return weights, np.maximum(self.spread.compute**2 - (weights * cross).sum(axis=1), 0.0)
 
     def exchange_at(self, layouts: Sequence[Layout]) -> tuple[Array, Array]:
-        """Return weights of known layouts' residuals that predict others, [layouts, known], and variances left."""
+        """Return weights, [layouts, known], by which known residuals predict others, and variances left, [layouts]."""
         cross = exchange_covariance(layouts, self.layouts, self.spread)
         weights = cross @ self.exchange_inverse
         prior = self.spread.exchange**2 + self.spread.layout**2
@@ -269,7 +274,7 @@ class Latents:
 
 
 def _inverse(covariance: Array) -> Array:
-    """Return the inverse of a covariance matrix, which a little on the diagonal keeps regular."""
+    """Return the inverse of a covariance matrix, after adding `JITTER` times its first entry to the diagonal."""
     size = len(covariance)
     scale = float(covariance[0, 0]) if size else 0.0
     return np.asarray(np.linalg.inv(covariance + JITTER * scale * np.eye(size)), dtype=np.float64)

@@ -28,7 +28,7 @@ _NOTHING_S = 1e-300
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Parameters of how computing hides an exchange: what cannot overlap of either, and how well the rest does.
+    """Parameters of the overlap of computing and an exchange: parts of both that cannot overlap, and an exponent.
 
     Attributes:
         forward: f, in [0, 1].
@@ -46,12 +46,12 @@ NO_OVERLAP = Overlap(forward=1.0, power=1.0, last=1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Together:
-    """Seconds of computing and exchanging with overlap, and derivatives of them by both and by the parameters.
+    """Seconds of computing and exchanging with overlap, and their derivatives by both times and by `Overlap`.
 
     Attributes:
-        time_s: of both.
-        by_compute: derivative by ln C; ``by_exchange`` by ln T. They add up to ``time_s``.
-        by_forward: derivative by the logit of f; ``by_power`` by ln (p - 1).
+        time_s: seconds of both together.
+        by_compute, by_exchange: derivatives of ``time_s`` by ln C and ln T, which add up to ``time_s``.
+        by_forward, by_power: derivatives of ``time_s`` by the logit of f and ln (p - 1).
     """
 
     time_s: Array
@@ -70,8 +70,7 @@ def together(
         compute_s: seconds of computing.
         exchange_s: seconds of the exchange alone.
         forward: share of computing, 0 to 1, that is over before the exchange can begin; 1: nothing overlaps.
-        power: exponent of the overlap, at least 1: at 1 nothing is hidden, and the larger, the nearer to the longer of
-            both.
+        power: exponent of the overlap, at least 1: at 1 nothing is hidden; infinite: only the longer of both counts.
         last: share of the exchange, 0 to 1, that begins when computing is over.
     """
     compute, exchange = np.asarray(compute_s, dtype=np.float64), np.asarray(exchange_s, dtype=np.float64)
@@ -103,8 +102,8 @@ class Breakdown:
 
     Attributes:
         compute_s: until the slowest worker has its gradient.
-        waiting_s: the part of ``compute_s`` that a worker spends waiting for the slowest, mean over workers.
-        communication_s: what the step shows of compressing, exchanging and decompressing: hidden parts cost nothing.
+        waiting_s: part of ``compute_s`` that a worker waits for the slowest, mean over workers.
+        communication_s: compressing, exchanging and decompressing, as far as computation does not hide them.
     """
 
     compute_s: float
@@ -127,12 +126,9 @@ def step_time(
 ) -> Breakdown:
     """Return the seconds of one synchronous step, split by use, from workers' computation and the exchange's time.
 
-    Waiting is the mean worker's for the slowest, and part of the computing. An exchange counts as far as nothing hides
-    it.
-
     Args:
         compute_s: time that each worker computes its share, optimizer step included; at least one.
-        exchange_s: of the whole exchange, hidden or not, when nobody has to be waited for.
+        exchange_s: of the whole exchange, hidden or not, without waiting for a worker.
         compress_s: compression and decompression on the slowest worker.
         jitter: relative standard deviation of one worker's steps.
         overlap: how computing hides the exchange.
@@ -180,7 +176,7 @@ def expected_maximum(count: int) -> float:
 
 
 def growth(workers: ArrayLike, per_doubling: ArrayLike) -> Array:
-    """Return the factor on an exchange's bytes by workers, relative to two: ``per_doubling`` more for each doubling."""
+    """Return the factor on the time of an exchange's bytes: 1 for two workers, ``per_doubling`` more a doubling."""
     doublings = np.log2(np.maximum(np.asarray(workers, dtype=np.float64), 2.0) / 2)
     return np.asarray(1 + np.asarray(per_doubling) * doublings)
 
@@ -191,9 +187,9 @@ def sharing(crowd: ArrayLike, power: float) -> Array:
 
 
 def slower(first: ArrayLike, other: ArrayLike) -> Array:
-    """Return the time of a ring whose hops of two kinds work at once: the longer, up to a fifth more if they are equal.
+    """Return the time of a ring whose hops of two kinds work at once: their norm of order four.
 
-    Stragglers of one kind are not always those of the other, so that neither is quite hidden: a norm of order four.
+    That is the longer time, and a fifth more if both are equal, as stragglers of one kind are not those of the other.
     """
     return np.asarray((np.asarray(first, dtype=np.float64) ** 4 + np.asarray(other, dtype=np.float64) ** 4) ** 0.25)
 

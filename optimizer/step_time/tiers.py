@@ -1,10 +1,7 @@
 """Relation of a machine type to measured ones, and its worker and links as step samples of the same job predict them.
 
 Three tiers, each with its own interval: *measured*; *interpolated* (the same accelerator, or another size of the same
-family); *extrapolated* (another family). What the last says is a prior, to be probed before much is spent on it.
-
-A profile says what is trained, and how that runs where it was taken. Step samples beside it say how the same job runs
-on other machines; those, and their relatives in the catalogue, are planned with from the samples.
+family); *extrapolated* (another family), which is a prior, to be probed before much is spent on it.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from hetopt.optimizer.step_time.gpu_transfer import (
     Measured,
     Place,
     gpu_of,
-    transferred,
+    steps_elsewhere,
 )
 from hetopt.optimizer.step_time.physics import SHARED, Array
 from hetopt.optimizer.step_time.posterior import Posterior
@@ -48,13 +45,12 @@ class BatchPower:
 
         (b / b0)^exponent       in place of      share + (1 - share) b / b0
 
-    A larger GPU runs larger batches and is the faster by them, a smaller one the slower: public measurements say so of
-    both together, and a line through one step says it of neither.
+    A line through one measured step does not tell how a GPU profits from larger batches; public measurements do.
 
     Attributes:
         at: ``b0``, samples.
-        exponent: by `gpu_transfer`.
-        share: fixed part of the computation that the reference's line has at ``b0``.
+        exponent: from `gpu_transfer`.
+        share: part of the reference's computation at ``b0`` that is fixed, 0 to 1.
     """
 
     at: float
@@ -79,14 +75,15 @@ class BatchPower:
 
 @dataclass(frozen=True, kw_only=True)
 class Kinship:
-    """Relation of a machine type to a measured one: log factors on its parameters, and their spread.
+    """Relation of a machine type to a measured one, its reference: log factors on the reference's parameters.
 
     Attributes:
         reference: index of the measured type among the model's types.
-        evidence: by which the type is known: itself measured, interpolated, or extrapolated.
+        evidence: "measured", if the type is its own reference, "interpolated" or "extrapolated".
         fixed, per_sample, link: log factors on the reference's parameters.
-        log_sd: standard deviation of the log of its computation; ``link_log_sd`` of what a byte takes on its links.
-        by_batch: None where the reference's own line over batch sizes is better known.
+        log_sd: standard deviation of the log of the type's computation.
+        link_log_sd: standard deviation of the log of the seconds a byte on the type's links.
+        by_batch: compute time over batch sizes in place of the reference's line; None: the line stands.
     """
 
     reference: int
@@ -104,8 +101,11 @@ class MeasuredType:
     """Measured machine type with a GPU: its index in the model, and a typical step of one worker.
 
     Attributes:
-        share: fixed part of that step; absent where more than one batch size was measured, which tell it.
-        off: log of (measured / foretold by the job's other GPUs) seconds, where those contradict it.
+        reference: index of the type among the model's types.
+        name: of the type, with its precision (`IN_PRECISION`).
+        step: of one worker, at the mean (of logs) of its batch sizes.
+        share: fixed part of ``step``, 0 to 1; None where several batch sizes were measured.
+        off: log of measured over predicted seconds, if the job's other GPUs contradict the step; None: they do not.
     """
 
     reference: int
@@ -118,7 +118,7 @@ class MeasuredType:
 def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tuple[MeasuredType, ...]:
     """Return a typical step of one worker of each measured machine type whose GPU the catalogue knows; empty: none.
 
-    Steps that contradict those of the job's other GPUs are marked (``off``) and count little.
+    Steps that contradict those of the job's other GPUs are marked by ``off``, and count little.
     """
     rows, where, job = model.observed.rows, model.where, model.observed
     steps = []
@@ -140,16 +140,17 @@ FAR_OFF = 3.0
 
 
 def _doubted(seen: Sequence[MeasuredType]) -> tuple[MeasuredType, ...]:
-    """Return the steps, with a ``log_sd`` as large as they are off for GPUs that contradict the job's others.
+    """Return the types with ``off`` set, and ``step.log_sd`` widened to it, where their GPUs contradict the others.
 
-    A GPU with a lower power limit, too hot, shared, or named after another type. Of two, nothing tells which it is.
+    Such a GPU is throttled, shared, or named after another type. The worst is marked until no other is `FAR_OFF`; of
+    two that contradict each other, both.
     """
     result, left = list(seen), list(range(len(seen)))
     while len(left) > 1:
         off, far = [], []
         for position in left:
             others = tuple(seen[other].step for other in left if other != position)
-            log_s, covariance = transferred(others, (seen[position].step.place,))
+            log_s, covariance = steps_elsewhere(others, (seen[position].step.place,))
             off.append(math.log(seen[position].step.step_time_s) - float(log_s[0]))
             far.append(abs(off[-1]) / math.sqrt(covariance[0, 0]))
         worst = int(np.argmax(far))
@@ -164,7 +165,10 @@ def _doubted(seen: Sequence[MeasuredType]) -> tuple[MeasuredType, ...]:
 
 
 def _place(name: str, catalog: Mapping[str, InstanceType], batch_size: float) -> Place | None:
-    """Return the GPU, precision and batch size of a kind of worker; None without a GPU whose facts are known."""
+    """Return the place of a machine type's worker; None: the catalogue lacks the type, or facts of a CUDA GPU of it.
+
+    ``name`` is the type's, with its precision (`IN_PRECISION`).
+    """
     type_, _, precision = name.partition(IN_PRECISION)
     instance = catalog.get(type_)
     if instance is None or instance.accelerator is None or not instance.accelerator.is_cuda:
@@ -179,13 +183,13 @@ def relatives(
     catalog: Mapping[str, InstanceType],
     seen: Sequence[MeasuredType] = (),
 ) -> tuple[Kinship, ...]:
-    """Return how machine types relate to measured ones: by GPU to all of them, by processor to the nearest.
+    """Return how machine types, [names], relate to measured ones: by GPU to all of these, by CPU to the nearest.
 
     Args:
         names: of the machine types.
         measured: names of the model's types, in their order.
         catalog: known instance types, by name.
-        seen: steps on measured types with a GPU (`measured_steps`); without, GPUs relate only to the very same GPU.
+        seen: steps on measured types with a GPU (`measured_steps`); empty: a GPU relates only to the very same GPU.
 
     Raises:
         BadInput: a type was not measured, nor does the catalogue relate it to one that was.
@@ -256,7 +260,7 @@ def _kinship(
 
 
 def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[MeasuredType]) -> list[Kinship]:
-    """Return types' relation to all measured GPUs (`gpu_transfer`), with the nearest's batch line or a `BatchPower`.
+    """Return each type's relation to the measured GPU nearest to it, by steps of all measured GPUs (`gpu_transfer`).
 
     Args:
         names: of the types, whose GPUs are all known.
@@ -268,10 +272,11 @@ def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Se
     for measured in seen:
         found_at = [_place(name, catalog, measured.step.place.batch_size) for name in names]
         places = tuple(place for place in found_at if place is not None)
-        predictions.append(transferred(known, places))
+        predictions.append(steps_elsewhere(known, places))
         twice = tuple(replace(place, batch_size=2 * place.batch_size) for place in places)
-        powers.append((transferred(known, twice)[0] - predictions[-1][0]) / math.log(2))
-        sure.append(np.diag(predictions[-1][1] if len(seen) == 1 else transferred((measured.step,), places)[1]))
+        log_twice_s, _ = steps_elsewhere(known, twice)
+        powers.append((log_twice_s - predictions[-1][0]) / math.log(2))
+        sure.append(np.diag(predictions[-1][1] if len(seen) == 1 else steps_elsewhere((measured.step,), places)[1]))
     kin = []
     for index, name in enumerate(names):
         best = min(range(len(seen)), key=lambda source: sure[source][index])
@@ -298,9 +303,10 @@ def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Se
 
 
 def _relate(reference: int, known: str, instance: InstanceType, name: str, wanted: InstanceType) -> Kinship | None:
-    """Return how a measured type scales to a nearly equal one; None: they are not alike, or the facts do not suffice.
+    """Return how type ``name`` relates to the measured type ``known``; None: another GPU or precision, or no CoreMark.
 
-    By the same GPU, beside others or other processors; else CPUs by CoreMark a vCPU and threads to the power of eta.
+    With the same GPU the computation is taken to be the same. CPUs are scaled by CoreMark a vCPU, and by threads to the
+    power `THREAD_SCALING`.
     """
     precision, other = (kind.partition(IN_PRECISION)[2] for kind in (known, name))
     alike = Kinship(
@@ -347,10 +353,10 @@ class SampledMachine:
 
     Attributes:
         fixed_s, per_sample_s: line of a worker's seconds of computation over its samples.
-        log_sd: standard deviation of the log of its computation.
-        network: one hop between two machines; None where samples say nothing about the network.
-        network_log_sd: standard deviation of the log of the seconds a byte there.
-        bus: one hop inside the machine; None where samples say nothing about it.
+        log_sd: standard deviation of the log of the worker's computation.
+        network: one hop between two machines; None: samples say too little of the network.
+        network_log_sd: standard deviation of the log of the seconds a byte between machines.
+        bus: one hop inside the machine; None: samples say too little of links inside machines.
     """
 
     fixed_s: float
@@ -378,7 +384,7 @@ class SampledMachines:
 
     @cached_property
     def precisions(self) -> Mapping[Precision, str]:
-        """The precisions in which steps were sampled, beside fp32, each with its name in the samples' types."""
+        """The precisions other than fp32 in which steps were sampled, each with its name in the samples' types."""
         named = {name.partition(IN_PRECISION)[2] for name in self.posterior.observed.rows.types}
         by_precision: dict[Precision, str] = {}
         for precision in get_args(Precision):
@@ -390,8 +396,7 @@ class SampledMachines:
     def machine(self, name: str, precision: Precision = "fp32") -> SampledMachine | None:
         """Return the predicted worker of machine type ``name``; None: nothing relates it to the samples.
 
-        Of a precision that was not sampled, the samples in fp32 count. Its links are None where the samples taught
-        nothing of them.
+        Samples in fp32 stand for a precision that was not sampled.
         """
         types = self.posterior.observed.rows.types
         if precision in self.precisions:
@@ -431,7 +436,13 @@ class SampledMachines:
         return measured_steps(self.posterior, self.catalog)
 
     def _link(self, place: str, parameters: tuple[str, ...], factor: float) -> LinkModel | None:
-        """Return a link by the named shared parameters; None: the samples say little of one of these."""
+        """Return one hop by the fitted shared parameters; None: the samples say little of one of ``parameters``.
+
+        Args:
+            place: "network" (between machines) or "host" (inside one), whose latency is taken.
+            parameters: shared parameters whose sum is the log of the seconds of a dense gradient over the hop.
+            factor: added to that log.
+        """
         if any(self.posterior.learned(name) < LEARNED for name in parameters):
             return None
         shared: dict[str, float] = dict(zip(SHARED, self.posterior.mode[: len(SHARED)].tolist(), strict=True))
@@ -441,7 +452,7 @@ class SampledMachines:
         )
 
     def _sd(self, by_mode: Mapping[int, float]) -> float:
-        """Return the standard deviation of a sum of parameters, given the factor of each by its place in the mode."""
+        """Return the standard deviation of a weighted sum of fitted numbers; ``by_mode``: weight by index in `mode`."""
         covariance: Array = self.posterior.covariance
         places = list(by_mode)
         return math.sqrt(

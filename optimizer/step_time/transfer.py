@@ -38,7 +38,7 @@ from hetopt.optimizer.step_time.gpu_transfer import (
     Precision,
     gpu_of,
     measured_gpu,
-    transferred,
+    steps_elsewhere,
 )
 from hetopt.optimizer.step_time.utilisation import sample_s
 
@@ -79,11 +79,11 @@ class WorkerModel:
         workers: workers on one machine, one for each CUDA device, or one on a CPU machine.
         time: compute time of a step, optimizer included, with the samples that its memory holds.
         log_sd: standard deviation of the log of (true / predicted) step time.
-        evidence: where the figure comes from.
+        evidence: measured, interpolated, extrapolated or counted.
         evaluation_factor: time of an evaluation relative to the reference device.
         compress_factor: time of compression relative to the reference device.
-        room: its device's memory, and the samples that fit.
-        unlike: compute time of each worker of the machine, where they differ and ``time`` stands for all of them.
+        room: memory of the worker's device, and the samples that fit; None: not computed yet.
+        unlike: compute time of each worker of the machine where these differ, and ``time`` is their `mean_worker`.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -97,7 +97,7 @@ class WorkerModel:
     unlike: tuple[WorkerTime, ...] = ()
 
     def slower(self, factor: float, log_sd: float) -> WorkerModel:
-        """Return a worker that takes ``factor`` times as long for everything; ``log_sd`` replaces its spread."""
+        """Return a copy that takes ``factor`` times as long for everything, with ``log_sd`` in place of its own."""
         return replace(
             self,
             time=self.time.slower(factor),
@@ -117,10 +117,10 @@ class ReferenceHost:
 
     Attributes:
         coremark_per_vcpu: CoreMark iterations a second of one logical CPU.
-        log_sd: how well that is known.
-        family: catalogue family of the machine; absent when it is not a catalogue type.
-        basis: how it was found, in words.
-        gpus: steps of the profiled GPUs, the reference's first; empty where none was profiled or is known.
+        log_sd: standard deviation of the log of ``coremark_per_vcpu``.
+        family: catalogue family of the machine; None: not a catalogue type.
+        basis: where ``coremark_per_vcpu`` comes from, in words.
+        gpus: steps of the profiled GPUs, the reference's first; empty: none was profiled, or rates of none are known.
     """
 
     coremark_per_vcpu: float
@@ -131,9 +131,9 @@ class ReferenceHost:
 
 
 def reference_host(model: FittedModel, types: Iterable[InstanceType]) -> ReferenceHost:
-    """Return the profiled machine's CoreMark and GPUs: its own if it is a catalogue type, else of similar types.
+    """Return the profiled machine's GPUs and its CoreMark: its type's, else the median of ``types`` with its CPU.
 
-    A model name that says little ("AMD EPYC") matches many; the spread of their figures is then part of the interval.
+    Without either, the median of all types. The spread of the types that count is part of ``log_sd``.
     """
     known = list(types)
     host = model.profile.host
@@ -160,9 +160,9 @@ def reference_host(model: FittedModel, types: Iterable[InstanceType]) -> Referen
 
 
 def _profiled_gpus(model: FittedModel, types: Sequence[InstanceType]) -> tuple[Measured, ...]:
-    """Return a step of each profiled GPU, at its largest batch size, in the least divided form; CPU profile: none.
+    """Return a step of each profiled GPU and precision, at its largest batch size; empty for a profile of CPUs.
 
-    GPUs of which no rates are known are left out.
+    Of several fits of one GPU that with the fewest workers on the host counts. GPUs without known rates are left out.
     """
     steps: dict[tuple[str, Precision], Measured] = {}
     reference = model.reference
@@ -209,7 +209,7 @@ def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceTy
 def worker_model(
     model: FittedModel, host: ReferenceHost, instance: InstanceType, exchange: ExchangeMemory = ALONE
 ) -> WorkerModel:
-    """Predict a worker's compute time and memory on a machine type, measured or transferred; raise `Unusable` if not.
+    """Return a worker's predicted compute time and memory on a machine type, measured there or transferred.
 
     Steps that were measured on the type, with all of its workers, go before a transfer from other machines.
 
@@ -260,8 +260,7 @@ def unusable(instance: InstanceType) -> str | None:
 def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> str | None:
     """Return why a machine type is not planned with in the model's precision; None: it is.
 
-    GPUs have units for bf16 from a generation on, and for the others compute as fast as they can. Some processors do,
-    which no fact of the catalogue says: those alone that were measured are trusted.
+    GPUs need units for the precision. The catalogue does not say which CPUs have them: only the profiled CPU counts.
     """
     precision, device = model.precision, model.reference.device
     if precision == "fp32" or instance.name == device.type:
@@ -276,10 +275,7 @@ def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceT
 
 
 def no_units(instance: InstanceType, precision: Precision) -> str | None:
-    """Return why a machine type's GPUs are not used in a precision, lacking (fast) units for it; None: they are.
-
-    None also without GPUs, and for GPUs whose facts are not known.
-    """
+    """Return why a machine type's GPUs are not used in a precision; None: no GPU is known to lack fast units for it."""
     gpus = instance.unlike or (() if instance.accelerator is None else (instance.accelerator,))
     facts = [gpu for gpu in map(gpu_of, gpus) if gpu is not None]
     lacks = precision == "bf16" and any(gpu.capability < FIRST_CAPABILITY_WITH_BF16 for gpu in facts)
@@ -370,10 +366,10 @@ def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) ->
 
 
 def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator) -> WorkerModel:
-    """Return a GPU's worker scaled from the profiled GPUs, by what public measurements say of both (`gpu_transfer`).
+    """Return a GPU's worker, scaled from the profiled GPUs by public measurements of both (`gpu_transfer`).
 
-    The whole step is scaled, as it was measured: what of it is the host's is in those measurements too. A described job
-    is scaled by its operations and bytes, and its fixed time stays.
+    The whole step is scaled, its host's part included, as public measurements have both. A described job's time of
+    samples is scaled by operations and bytes, and its fixed time stays.
 
     Raises:
         Unusable: no rates of the GPU are published, or none of the profiled ones are known.
@@ -393,7 +389,7 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
         log_sd, is_by_sheet = 0.0, True  # the spread is that of all jobs
     else:
         step = host.gpus[0]
-        log_s, covariance = transferred(host.gpus, (replace(step.place, gpu=gpu),))
+        log_s, covariance = steps_elsewhere(host.gpus, (replace(step.place, gpu=gpu),))
         factor, log_sd = math.exp(float(log_s[0])) / step.step_time_s, math.sqrt(covariance[0, 0])
     described = reference.device.counted
     if described is not None and described.unexplained_s is not None and gpu is not None:
@@ -467,16 +463,16 @@ def _with_memory(
     exchange: ExchangeMemory,
     measured: FittedDevice | None = None,
 ) -> WorkerModel:
-    """Return the worker with what its device holds; it updates once a step, however many micro-batches.
+    """Return the worker with its device's memory, its most samples and micro-batch, and one update a step.
 
     Where activations are recomputed, samples take longer.
 
     Args:
-        worker: without memory.
+        worker: predicted without memory.
         model: fits of the profile.
         instance: the machine type.
         exchange: memory of the exchange that takes most of a worker's device.
-        measured: the very device, where it was profiled; None: it was not.
+        measured: fit of this type's own device; None: it was not profiled.
 
     Raises:
         Unusable: not even the fewest samples fit.
@@ -508,9 +504,9 @@ def _with_memory(
 
 
 def _evaluation_factor(model: FittedModel, time: WorkerTime) -> float:
-    """Return the evaluation time relative to the profiled host's, by the time of the largest measured batch.
+    """Return a worker's evaluation time over the profiled host's, by their seconds for the largest measured batch.
 
-    The host evaluated with all of its threads; the reference may have had a part of them.
+    The host evaluated with all of its threads; the reference worker may have had a part of them.
     """
     reference = model.reference
     slower = times_as_long(time.time_s, reference.step_time.time_s, reference.largest_measured)
@@ -548,11 +544,11 @@ def _cpu_words(name: str) -> frozenset[str]:
 
 
 def worker_of(instance: InstanceType, like: Callable[[InstanceType], WorkerModel]) -> WorkerModel:
-    """Return the predicted worker of a machine; where its GPUs are unlike, a worker that stands for their mean.
+    """Return the predicted worker of a machine; where its GPUs are unlike, one whose time is their `mean_worker`.
 
     Args:
         instance: the machine type.
-        like: returns the worker of a machine type whose GPUs are alike; its errors go through.
+        like: returns the worker of a machine type whose GPUs are alike; errors of the call go through.
     """
     if not instance.unlike:
         return like(instance)
@@ -562,7 +558,7 @@ def worker_of(instance: InstanceType, like: Callable[[InstanceType], WorkerModel
     least = min(rooms, key=lambda room: math.inf if room.free_bytes is None else room.free_bytes, default=None)
     return replace(
         max(each, key=lambda worker: worker.log_sd),
-        time=standing_for([worker.time for worker in each]),
+        time=mean_worker([worker.time for worker in each]),
         unlike=tuple(worker.time for worker in each),
         evaluation_factor=len(each) / math.fsum(1 / worker.evaluation_factor for worker in each),
         compress_factor=max(worker.compress_factor for worker in each),
@@ -570,10 +566,10 @@ def worker_of(instance: InstanceType, like: Callable[[InstanceType], WorkerModel
     )
 
 
-def standing_for(times: Sequence[WorkerTime]) -> WorkerTime:
-    """Return the compute time of each of as many equal workers that together are as fast as these unlike ones.
+def mean_worker(times: Sequence[WorkerTime]) -> WorkerTime:
+    """Return the compute time of equal workers, as many as ``times``, that together are as fast as these unlike ones.
 
-    Its memory limit is where the first of them reaches its own.
+    ``max_samples`` is where the first of the unlike workers reaches its own.
     """
     rates = [1 / time.per_sample_s for time in times]
     rate = math.fsum(rates)

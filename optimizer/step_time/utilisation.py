@@ -1,6 +1,6 @@
 """Step time predicted from counted operations and bytes alone, before anything was measured.
 
-Of transformers, on any GPU whose data sheet is known (the roofline's two terms, Williams et al. 2009, added):
+For transformers, on any GPU whose data sheet is known (the roofline's two terms, Williams et al. 2009, added):
 
     t(b) = b (F + (r - 1) F_a) / (u P) + b (m A + v) / W + n l
 
@@ -13,10 +13,9 @@ Of transformers, on any GPU whose data sheet is known (the roofline's two terms,
              often training moves them through memory; bytes moved for the output over a vocabulary
     n l      kernels of a step, and the launch of one
 
-Three numbers for all transformers, precisions and GPUs: what differs between an A100 and an H100, or between 125
-million parameters and 7 billion, follows from the data sheet, the width and the length of a sequence.
+``u``, ``m`` and ``r`` are the same for all transformers, precisions and GPUs.
 
-Of convolutions on one `REFERENCE` GPU, and from there by public measurements of others (`gpu_transfer`):
+For convolutions, on one `REFERENCE` GPU, and from there by public measurements of others (`gpu_transfer`):
 
     t(b) = fixed + F b / (u P)
 
@@ -64,9 +63,9 @@ class Roofline:
         passes: ``m``.
         attention: ``r``.
         usual: share of the peak that whole steps reach, in the median of jobs.
-        log_sd: standard deviation of the log of (true / predicted) step time of another person's job.
-        gpu_log_sd: the same on another GPU, where the job was timed on one.
-        jobs: that it was fitted to.
+        log_sd: standard deviation of the log of (true / predicted) step time of a job that was not fitted.
+        gpu_log_sd: the same for a job that was timed, on another GPU than where it was.
+        jobs: number of jobs in the fit.
     """
 
     share: float
@@ -98,7 +97,7 @@ class Utilisation:
     Attributes:
         share: ``u``, in the median of jobs.
         log_sd: standard deviation of the log of (true / predicted) step time of another job on the reference GPU.
-        jobs: that it was fitted to.
+        jobs: number of jobs in the fit.
     """
 
     share: float
@@ -111,7 +110,8 @@ class UtilisationPrior:
     """Prior of step times from counted operations: of transformers, and of convolutions.
 
     Attributes:
-        fixed_s: of a step of convolutions, whatever is computed.
+        transformer: model of transformers.
+        fixed_s: seconds of a step of convolutions, whatever is computed.
         convolution: by class of precision, ``"half"`` or ``"full"``.
         measured: when the throughputs were measured, in words.
     """

@@ -1,4 +1,4 @@
-"""The workers of a probe and what they gather: what comes next follows from numbers that every rank holds."""
+"""The workers of a probe, and numbers gathered from them, so that every rank decides the same."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ class ProbeGroup:
         return [other[:-1] for other in rows]
 
     def total(self, row: Sequence[float]) -> list[float]:
-        """Return the sum over all workers of each number in ``row``.
-
-        Collective: every rank calls it, with rows of one length.
+        """Return the sum over all workers of each number in ``row``; collective, with rows of one length.
 
         Raises:
             ProbeStopped: any worker was asked to stop.
@@ -63,16 +61,13 @@ class ProbeGroup:
         return self.gather([self.context.clock() - self.started_s])[0][0]
 
     def record(self, measured: Record) -> None:
-        """Write a measured record to the event log under its name in `EVENTS`.
-
-        Does nothing on other ranks than the leader.
-        """
+        """Write a record to the event log under its name in `EVENTS`; only the leader's log writes."""
         self.context.events.write(EVENTS[type(measured)], **measured.model_dump(mode="json"))
 
     def first(self, workers: int) -> Alignment:
         """Return a process group of the first ``workers`` ranks (None: of one); every rank must call it.
 
-        A rank that is not among them gets an object of no use to it.
+        Other ranks must not use the result.
         """
         if workers in (1, self.context.world_size):
             return None if workers == 1 else dist.group.WORLD
@@ -80,10 +75,7 @@ class ProbeGroup:
 
 
 def align(group: Alignment, value: float = 0.0) -> float:
-    """Wait for all workers of a group, and return the largest of their values.
-
-    ``group`` None: return ``value`` at once.
-    """
+    """Wait for all workers of a group, and return the largest of their values; ``group`` None: ``value`` at once."""
     if group is None:
         return value
     flag = torch.tensor([value], dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""Times what an exchange is made of: collectives between all workers, and what compressing takes each of them.
+"""Timing of the parts of an exchange: collectives between all workers, and each worker's compressing and unpacking.
 
-Collectives are timed as a training step meets them, right after computing: back to back they find their threads awake,
-their sockets hot and the payload in the cache, and on a small gradient they take half the time that they add to a step.
+Collectives are timed right after computing, as in a training step: back to back, with threads awake and payloads in the
+cache, they take half that time on a small gradient.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ COMPUTED_SIDE = {"cpu": 512, "cuda": 4096}
 communication threads fall asleep and the caches come to hold other things."""
 
 ROUND = 5
-"""Number of steps that one timing averages. In a single one, a worker that was quick before seems to be slow now."""
+"""Number of steps that one timing averages: in a single step, a worker that was quick before seems to be slow."""
 
 SHORTEST_S = 1e-6
 """Least seconds of a timing, as a difference may come out at nothing."""
 
 LARGEST_BYTES = 1 << 26
-"""Most bytes of a gradient that are sent: the line through the payloads is straight long before."""
+"""Most bytes of a gradient that are sent: the time is linear in the payload long before."""
 
 
 def time_collectives(crew: ProbeGroup, probe: NetworkProbe, *, gradient_bytes: int, time_limit_s: float) -> None:
@@ -87,7 +87,10 @@ def time_collectives(crew: ProbeGroup, probe: NetworkProbe, *, gradient_bytes: i
 def _samples(
     crew: ProbeGroup, probe: NetworkProbe, compute: Callable[[], None], run: Callable[[], None], time_limit_s: float
 ) -> tuple[float, ...]:
-    """Return as many timings as there is time for, each the mean seconds of `ROUND` steps; the same on every rank."""
+    """Return timings of a collective, each the mean seconds of `ROUND` steps, within ``time_limit_s``; collective.
+
+    The result is the same on every rank. ``run`` is the collective, ``compute`` the work before it.
+    """
     align(dist.group.WORLD)
     warmup = [_step(crew, compute, run) for _ in range(probe.warmup)]
     once_s = max(row[0] for row in crew.gather([warmup[-1][1]]))
@@ -105,9 +108,9 @@ def _samples(
 
 
 def _step(crew: ProbeGroup, compute: Callable[[], None], run: Callable[[], None]) -> tuple[float, float]:
-    """Return the seconds that this worker computed, and the seconds until the collective after it was over.
+    """Return the seconds that this worker computed, and the seconds from then on until its collective was over.
 
-    As in training nobody waits before the next step: a worker that is done computes while others still receive.
+    As in training, workers are not aligned before: one that is done computes while others still receive.
     """
     clock = crew.context.clock
     begun = clock()
@@ -155,15 +158,15 @@ def time_compressors(
 ) -> None:
     """Time each compressor on ``gradient``, and log the median over the ranks that compute; every rank must call it.
 
-    As in training: ``compress_s`` holds adding the residual, selecting or rounding, and keeping what was not sent;
-    ``decompress_s`` is what each further worker adds, of what is gathered or summed by slices. When time runs short,
-    all but the selection of the largest elements and the roundings are left out.
+    ``compress_s`` includes adding the residual, selecting or rounding, and keeping the unsent part; ``decompress_s`` is
+    added by each worker whose payload is gathered or summed by slices. When time runs short, all but Top-k and the
+    roundings are left out.
 
     Args:
         crew: all workers of the probe.
-        sweep: number of the sweep whose division of the host it is.
-        probe: what to time.
-        gradient: as it was computed last, flat; None on ranks that do not compute in this sweep.
+        sweep: number of the sweep in whose division of the host this is.
+        probe: compressors, ratios and repeats.
+        gradient: as computed last, flat; None on ranks that do not compute in this sweep.
         group: the workers that compute at the same time; None: one alone.
         shapes: of the parameters; None: not known, and compressors that need them are left out.
 
@@ -194,10 +197,7 @@ def time_compressors(
 def _times(
     way: Compression, shapes: Shapes | None, repeats: int, group: Alignment, gradient: Tensor
 ) -> tuple[float, float]:
-    """Return the seconds of compressing a gradient, and of decompressing what each further worker sends.
-
-    Of a compressor that sums everything the latter is 0.
-    """
+    """Return the seconds of compressing a gradient, and of unpacking each payload; the latter 0 if they are summed."""
     if way.name not in ROUNDED and settled_collective(way) != GATHER:
         return _own_work(way, FEW, shapes, repeats, group, gradient), 0.0  # one sum arrives, whatever the workers
     few_s, many_s = (_own_work(way, workers, shapes, repeats, group, gradient) for workers in (FEW, MANY))
@@ -208,7 +208,7 @@ def _times(
 def _own_work(
     way: Compression, workers: int, shapes: Shapes | None, repeats: int, group: Alignment, gradient: Tensor
 ) -> float:
-    """Return the median seconds of a worker's own work in an exchange among so many workers, network time excluded."""
+    """Return the median seconds of a worker's own work in an exchange among ``workers``, network time excluded."""
     residual = make_residual(way, gradient.numel(), device=gradient.device)
     links = make_chain(way, gradient.numel(), shapes=shapes, device=gradient.device)
     times_s = []
@@ -222,7 +222,7 @@ def _own_work(
 
 
 class _Alike(Channel):
-    """A channel to workers that are taken to send what this one sends: nothing travels."""
+    """Stand-in for a channel, in which every other worker sends the same as this one; nothing travels."""
 
     def __init__(self, workers: int, device: torch.device) -> None:
         super().__init__(on=device, clock=time.perf_counter if device.type == "cuda" else time.thread_time)

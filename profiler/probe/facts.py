@@ -1,4 +1,4 @@
-"""What is looked up or counted rather than timed: the host, work, and memory used, left and taken by a step."""
+"""Facts that are looked up or counted, not timed: the host, operators and FLOPs, and the memory that a step takes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def host_memory_bytes() -> int:
 def device_memory_bytes(device: torch.device) -> int:
     """Return the bytes that workers on a device may use: main memory, or a GPU's less what other programs hold.
 
-    Of main memory it is `host_memory_bytes`, whatever is used of it at the moment.
+    Of main memory it is `host_memory_bytes`, whatever other programs use.
     """
     if device.type == "cpu":
         return host_memory_bytes()
@@ -66,9 +66,9 @@ def device_memory_bytes(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak that `peak_memory_bytes` returns: on a GPU torch's allocator's, else the process's if allowed.
+    """Reset the peak that `peak_memory_bytes` returns: on a GPU torch's allocator's, else the process's.
 
-    Where the system does not allow it, the peak stays, and only ever grows.
+    If the system does not allow the latter, the peak only ever grows.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -86,7 +86,7 @@ def peak_memory_bytes(device: torch.device) -> int | None:
     """Return peak bytes since `reset_peak_memory`: a GPU's tensors, or a process less file pages; None: unknown.
 
     Pages of files (libraries, mapped data) are left out: workers of a machine share them, and the kernel takes them
-    back where memory is short. How many of them a process touches depends on whether it began as a fork.
+    back when memory is short.
     """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
@@ -105,7 +105,7 @@ def resident_peak_bytes(status: str) -> int | None:
 
 
 def _cpu_model() -> str:
-    """Return the processor's model name by the kernel, else by Python; ``unknown`` where neither tells."""
+    """Return the processor's model name by the kernel, else by Python, else 'unknown'."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -143,10 +143,7 @@ class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
 @contextmanager
 def without_fused_layers() -> Iterator[None]:
-    """Turn oneDNN and cuDNN off in this context: the FLOP counter does not see into fused recurrent layers.
-
-    Without them such a layer falls apart into the matrix products that it is made of.
-    """
+    """Turn oneDNN and cuDNN off in this context, so that fused recurrent layers become matrix products to count."""
     before = torch._C._get_mkldnn_enabled()
     # Not torch.backends.mkldnn.flags: it also sets what only Intel GPUs have, with a warning.
     torch._C._set_mkldnn_enabled(False)
@@ -165,11 +162,11 @@ ATTENTION = ("attention", "attn", "transformer")
 
 
 def model_kind(modules: Iterable[nn.Module]) -> ModelKind | None:
-    """Return a model's kind by its modules, such as 'transformer' or 'convolution'; None: they do not show it.
+    """Return a model's kind by its modules: 'recurrent', 'transformer', 'convolution' or 'embedding'; None: neither.
 
-    A recurrent module makes it recurrent, and attention (by the names of modules) a transformer unless most weights
-    beside tables are of convolutions. Without either, convolutions make it convolutional, and tables with most of the
-    weights an embedding model.
+    Recurrent with a recurrent module; a transformer with attention (by names of classes) unless most weights outside
+    embedding tables are of convolutions; then convolutional with a convolution; then embedding if tables have most of
+    the weights.
     """
     every = list(modules)
     weights = _of(every, (nn.Module,))
@@ -197,10 +194,7 @@ def _of(modules: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> int
 
 
 def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """Return all tensors in the states of optimizers, such as momentum buffers, in one list.
-
-    Empty before their first step.
-    """
+    """Return all tensors in the states of optimizers, such as momentum buffers; empty before their first step."""
     return [
         leaf
         for optimizer in optimizers
@@ -213,18 +207,17 @@ def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 class StepMemoryCount:
     """Counter of the bytes of memory that a training step takes: in computing, and in the optimizers' updates.
 
-    What a job keeps from step to step counts as kept, not as taken; on a GPU the memory that its libraries hold is part
-    of computing. A step is told by `begins`, `gets`, `updates` and `updated`, in this order, with ``tensors`` entered
+    Memory that a job keeps from step to step is not counted as taken; on a GPU the memory that its libraries hold is
+    part of computing. Call `begins`, `gets`, `updates` and `updated`, in this order, with ``tensors`` entered
     meanwhile.
 
     Args:
         device: that computes the step.
         parameters: of the model, trained or not.
         buffers: of the model.
-        optimizers: that have stepped once, so that their state is there.
-        gradient_bytes: of all that is trained.
-        gradient: buffer in which the gradient lies from step to step; None: backward makes it anew, and a worker copies
-            it into a buffer of its own.
+        optimizers: that have stepped once, so that their state exists.
+        gradient_bytes: of all trained parameters.
+        gradient: buffer in which the gradient lies from step to step; None: backward makes a new one in each step.
 
     Attributes:
         tensors: the counter of live and peak bytes, a context to enter around the step.
@@ -240,7 +233,7 @@ class StepMemoryCount:
         gradient_bytes: int,
         gradient: Tensor | None = None,
     ) -> None:
-        """Count what the job keeps, so that it is not taken for memory of a step."""
+        """Make a counter, and count the bytes that the job keeps from step to step."""
         self._parameters, self._buffers, self._optimizers = parameters, buffers, optimizers
         self._gradient_bytes = gradient_bytes
         kept = [*parameters, *buffers, *states_of(optimizers), *([] if gradient is None else [gradient])]
@@ -289,14 +282,13 @@ class StepMemoryCount:
 class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Counter of the live and peak bytes of tensors that are made on one device while it is entered.
 
-    A storage counts once, whatever views share it, until the last tensor on it is gone. A tensor that was there before
-    counts where it was given to `hold`. What an operator takes for itself while it runs, such as the scratch space of a
-    convolution, makes no tensor and is not seen.
+    A storage counts once, whatever views share it, until the last tensor on it is gone. Tensors made before count if
+    given to `hold`. Scratch space of operators makes no tensor and is not seen.
 
     Attributes:
-        live_bytes: held by tensors now.
-        peak_bytes: the most that was held at a time since the last `begin_phase`.
-        is_paused: whether operators are not looked at for now, such as those that read samples on the host.
+        live_bytes: bytes that tensors hold now.
+        peak_bytes: most bytes that tensors held at a time since the last `begin_phase`.
+        is_paused: whether operators are not counted for now, such as those that read samples on the host.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -323,7 +315,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Run an operator and count the tensors that it makes; unknown tensors that it is given never count."""
+        """Run an operator and return its result; count the tensors in it, but never unknown ones of the arguments."""
         if self.is_paused:
             return func(*args, **(kwargs or {}))
         for storage in self._storages(tree_leaves((args, kwargs))):
@@ -340,9 +332,9 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
                 yield from (part.untyped_storage() for part in _strided(value))
 
     def _see(self, storage: torch.UntypedStorage, size: int) -> None:
-        """Count a storage of ``size`` bytes as live until it is freed; of a known one, count only what it has grown by.
+        """Count a storage of ``size`` bytes as live until it is freed; a known one by as much as it has grown.
 
-        A storage first seen with 0 bytes is of before, and never counts.
+        A storage first seen with 0 bytes never counts.
         """
         key = storage._cdata
         if key not in self._known:
@@ -394,7 +386,7 @@ def count_on(device: torch.device) -> PeakBytes:
 
 
 def bytes_of(values: Iterable[object]) -> int:
-    """Return the bytes of the storages of all tensors among ``values``, each storage once; the rest is skipped."""
+    """Return the bytes of the storages of all tensors among ``values``, each storage once; other values are skipped."""
     storages = {
         part.untyped_storage()._cdata: part.untyped_storage().nbytes()
         for value in values

@@ -1,4 +1,4 @@
-"""Looks at a worker's gradient before it is exchanged: what Top-k would keep of it, and what compressors lose of it."""
+"""Measurements on gradients before they are exchanged: energy that Top-k would retain, and losses of compressors."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from hetopt.trainer.policies.ratio.policy import gain_of
 class ResidualGains:
     """Residuals that Top-k's error feedback would have at several ratios, while training sends dense gradients.
 
-    Top-k then keeps a fraction of gradient *plus residual*, which is less than of the gradient alone: the residual is
-    full of what was small. A gain at a given ratio is measured on the residual of the nearest followed ratio. The
-    weights move as in dense training, so this is what a compressed run sees at its start; later the two may part.
+    Top-k retains less of gradient plus residual than of the gradient alone. A gain at a ratio is measured on the
+    residual of the nearest followed ratio. Weights move as in dense training, so gains are those at the start of a
+    compressed run.
 
     Args:
         ratios: fractions of the elements to measure gains at.
@@ -44,24 +44,21 @@ class ResidualGains:
         self._elements = elements
 
     def follow(self, local: Tensor) -> None:
-        """Update the residuals with this worker's weighted flat gradient, [elements] fp32, of one step.
-
-        Call it every step.
-        """
+        """Update the residuals by this worker's weighted flat gradient, [elements] fp32; call it in every step."""
         for ratio, residual in self._residuals.items():
             residual.commit(TopK(ratio).encode(residual.prepare(local), Turn(Channel())))
 
     def measure(self, local: Tensor, crew: ProbeGroup) -> tuple[float, ...]:
-        """Return by ratio the energy share Top-k would keep of all workers' gradient plus residual; collective.
+        """Return the share of energy that Top-k would retain of all workers' gradient plus residual; collective.
 
-        The residuals stay as they are.
+        The residuals are not changed.
 
         Args:
             local: this worker's weighted flat gradient, [elements] fp32.
             crew: all workers of the probe.
 
         Returns:
-            A share, 0 to 1, for each ratio in the order in which they were given, never falling as ratios grow.
+            A share, 0 to 1, for each ratio in the order given, never falling as ratios grow.
 
         Raises:
             ProbeStopped: any worker was asked to stop.
@@ -84,9 +81,8 @@ class ResidualGains:
 def retained_energy(flat: Tensor, kept: Sequence[int]) -> tuple[float, ...]:
     """Return the sum of the k largest squares of ``flat`` for every ``k`` in ``kept``, in the order of ``kept``.
 
-    One selection of the largest ``k`` and one cumulative sum in double precision serve every smaller ``k`` as well.
-    Divided by the whole energy this is the compression gain of GraVAC (Tyagi and Swany 2023) and, as Top-k is an
-    orthogonal projection, one minus the contraction that error-feedback theory speaks of.
+    Divided by the whole energy this is the compression gain of GraVAC (Tyagi and Swany 2023) and one minus the
+    contraction of error-feedback theory.
 
     Args:
         flat: one-dimensional tensor of ``n`` elements, not empty.
@@ -120,24 +116,20 @@ FORGETTING_STEPS = 2
 
 
 class ExchangeTrials:
-    """Trials of compressors on a pilot's gradients, beside its dense training: what each loses of this job's.
+    """Trials of compressors on a pilot's gradients, beside its dense training; built and called by all ranks together.
 
-    A way with a residual is followed until what it holds back has settled, and its gain is that of the last steps: the
-    residual is full of what was lost before, so that a gradient alone would promise too much. Of one that forgets, the
-    sum is held against the exact one. Weights move as in dense training all the while. What a pilot has no time for
-    begins anew in the next.
-
-    Built and called by all ranks together.
+    A compressor with a residual runs until the residual has settled, and its gain is that of the last steps. The sum
+    of one without is compared with the exact sum. A trial that a pilot does not finish begins anew in the next.
 
     Args:
         ways: compressions to try, as `parse_compression` reads them.
         shapes: of the parameters, in the order of the gradient.
         device: where the gradient lies.
-        seed: of all randomness.
+        seed: of the compressors' random numbers.
     """
 
     def __init__(self, ways: Sequence[str], shapes: Shapes, device: torch.device, seed: int) -> None:
-        """Line the compressions up for trials; of a large gradient they are tried one by one, else all together."""
+        """Line compressions up for trials: all at once, or one by one if the gradient exceeds `TOGETHER_ELEMENTS`."""
         self._ways, elements = list(ways), sum(torch.Size(shape).numel() for shape in shapes)
         self._make = partial(Exchange, numel=elements, device=device, shapes=tuple(shapes), seed=seed)
         self._together = len(self._ways) if elements <= TOGETHER_ELEMENTS else 1
@@ -145,16 +137,15 @@ class ExchangeTrials:
         self._open: list[_Trial] = []
 
     def follow(self, local: Tensor, crew: ProbeGroup, *, pilot: int) -> tuple[ExchangeTrial, ...]:
-        """Try compressors on this worker's gradient of one step; return trials that end; every rank calls it.
+        """Try compressors on this worker's gradient of one step; return the trials that ended; every rank calls it.
 
         Args:
-            local: this worker's weighted flat gradient, which stays as it is.
+            local: this worker's weighted flat gradient; not changed.
             crew: all workers of the probe.
-            pilot: number of the pilot; with another, open trials begin anew.
+            pilot: number of the pilot; when it changes, open trials begin anew.
 
         Returns:
-            Trials that ended with this step; empty on most. A trial of which nothing could be told, as of a zero
-            gradient, is left out.
+            Trials that ended with this step, mostly none. A trial without a result, as of a zero gradient, is left out.
 
         Raises:
             ProbeStopped: any worker was asked to stop.
@@ -182,7 +173,7 @@ class ExchangeTrials:
 
 
 class _Trial:
-    """The trial of one exchange on a pilot's gradients, from an empty residual on."""
+    """Trial of one compression on a pilot's gradients, from an empty residual on."""
 
     def __init__(self, way: str, exchange: Exchange, exact: Exchange, settled: int) -> None:
         """Make a trial at its beginning.
@@ -200,13 +191,13 @@ class _Trial:
 
     @property
     def is_over(self) -> bool:
-        """Return whether enough steps were tried."""
+        """True once enough steps were tried: more with a residual than without."""
         return self._taken >= (self._settled + COUNTED_STEPS if self._holds_back else FORGETTING_STEPS)
 
     def take(self, local: Tensor) -> None:
-        """Add the local gradient of one more step to the trial, in a collective exchange; the gradient stays as it is.
+        """Exchange the local gradient of one more step, and add up its energies; collective, the gradient is unchanged.
 
-        The first steps of a compressor that holds back are not counted, as its residual has to fill.
+        Steps of a compressor with a residual count once the residual has settled.
         """
         out = local.clone()
         stats = self._exchange.run(out)

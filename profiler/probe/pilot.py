@@ -1,7 +1,4 @@
-"""Pilot runs: training towards the target, evaluated like a real run; the first also samples noise and gain.
-
-They sum gradients in every step, but for those that are there to see what another sync costs.
-"""
+"""Pilot runs: short training towards the target, evaluated like a real run; the first also samples noise and gain."""
 
 from __future__ import annotations
 
@@ -35,8 +32,8 @@ FEWEST_STEPS = 4
 """Steps that the first pilot takes whatever its time limit: without any there would be neither noise nor gain."""
 
 SAMPLING_SHARE = 0.3
-"""Part of a pilot's time that its samples of noise and gain may take, which become rarer where they are costly; and of
-its time limit, that trying other compressions may."""
+"""Part of a pilot's time that samples of noise and gain may take, and part of its time limit that trials of compressors
+may."""
 
 EVALUATIONS_IN_LIMIT = 6
 """Number of evaluations in a time limit: an epoch that is longer than this part of it is evaluated in between."""
@@ -52,7 +49,7 @@ class PilotRun:
         evaluation: data to evaluate on.
         schedule: of the probe.
         index: of the pilot in the schedule.
-        trials: of ways to exchange, which go on in each pilot that trains as the first does; None: there are none.
+        trials: trials of compressors, continued in pilots with the first one's batch size and precision; None: none.
 
     Raises:
         BadInput: the schedule begins from a checkpoint that cannot be used, or the pilot's sync does not go with the
@@ -69,9 +66,9 @@ class PilotRun:
         index: int,
         trials: ExchangeTrials | None,
     ) -> None:
-        """Build the pilot's model, optimizer and exchange, from a checkpoint if the schedule says so; log nothing.
+        """Build the pilot's model, optimizer and exchange, from a checkpoint if the schedule names one; log nothing.
 
-        Every rank must call it. Torch's random numbers are seeded, other ones on each rank.
+        Every rank must call it. Torch's random numbers are seeded, differently on each rank.
 
         Raises:
             BadInput: the model, optimizer or checkpoint cannot be used, or the batch has no sample for each worker.
@@ -145,8 +142,8 @@ class PilotRun:
         """Train until the target, the time limit, the last epoch or divergence, and log it; every rank calls it.
 
         Args:
-            time_limit_s: seconds that the pilot may take.
-            evaluated: False where an evaluation costs too much; the pilot then serves noise and gain alone.
+            time_limit_s: seconds that the pilot may take; the first steps are taken in any case.
+            evaluated: whether the model is evaluated; False: the pilot only samples noise and gain.
 
         Raises:
             ProbeStopped: any worker was asked to stop.
@@ -192,17 +189,17 @@ class PilotRun:
         self._note(step=step, ended=ending, synchronised=synchronised)
 
     def _note(self, **fields: object) -> None:
-        """Write the pilot's progress to the event log."""
+        """Update the pilot's record by ``fields`` of `PilotSeen`, and write it to the event log."""
         self._seen = self._seen.model_copy(update=fields)
         self._crew.record(self._seen)
 
     def _plain_step(self, batch: GlobalBatch, step: int, *, tries: bool) -> bool:
-        """Train one step; return whether the loss of every worker is finite; else nothing is learnt.
+        """Train one step; return whether the loss of every worker is finite; if not, no weight moves.
 
         Args:
-            batch: to learn from.
-            step: steps before.
-            tries: whether compressors are tried on its gradient.
+            batch: of all workers.
+            step: number of steps before.
+            tries: whether compressors are tried on the gradient.
 
         Raises:
             ProbeStopped: any worker was asked to stop.
@@ -219,7 +216,7 @@ class PilotRun:
     def _sampled_step(self, batch: GlobalBatch, step: int) -> bool:
         """Train one step in groups and record noise and gain; return whether the loss of every worker is finite.
 
-        Where a loss is not, nothing is learnt or recorded; with fewer than two groups over all workers no noise is.
+        If not, no weight moves and nothing is recorded; with fewer than two groups over all workers, no noise is.
 
         Raises:
             ProbeStopped: any worker was asked to stop.
@@ -245,12 +242,12 @@ class PilotRun:
         return finite
 
     def _apply(self, loss_sum: float, *, learns: bool = True, tries: bool = False) -> bool:
-        """Exchange the step's gradient and learn from it; return whether the loss of every worker is finite.
+        """Exchange the step's gradient and update the weights; return whether the loss of every worker is finite.
 
         Args:
-            loss_sum: of this worker; where any worker's is not finite, nothing is learnt.
-            learns: False where gradients overflowed in fp16: the step is passed over, as in training.
-            tries: see `_plain_step`.
+            loss_sum: of this worker; if any worker's is not finite, no weight moves.
+            learns: whether weights may move; False: gradients overflowed in fp16, and the step is skipped.
+            tries: whether compressors are tried on the gradient.
 
         Raises:
             ProbeStopped: any worker was asked to stop.
@@ -274,8 +271,7 @@ class PilotRun:
     def _groups(self, batch: GlobalBatch) -> list[MicroBatch]:
         """Return this worker's micro-batches, cut further so that all workers together have about ``noise_groups``.
 
-        At least two samples a group: BatchNorm cannot normalise one alone. With BatchNorm the statistics of smaller
-        groups are noisier, which counts as gradient noise here as it does in a run of many workers.
+        Groups have at least two samples, as BatchNorm cannot normalise one.
         """
         context = self._crew.context
         wanted = max(1, self._noise_groups // context.world_size)
@@ -288,10 +284,10 @@ class PilotRun:
         ]
 
     def _evaluate(self, step: int, epoch: float) -> Ending | None:
-        """Evaluate the model, log the metric, and return how that ends the pilot; None: it goes on; collective.
+        """Evaluate the model, log the metric, and return 'target', 'diverged' (not finite), or None; collective.
 
-        Workers that sum gradients first average the model's buffers, for good. A metric that is not finite ends the
-        pilot as diverged, and is not logged.
+        None: the pilot goes on. Workers that sum gradients first average the model's buffers, for good. A metric that
+        is not finite is not logged.
         """
         context, task = self._crew.context, self._task
         if self._synchroniser is None:

@@ -1,4 +1,4 @@
-"""Executes the probe schedule of a run, part after part, on all workers."""
+"""Execution of a probe's schedule, part after part, on all workers."""
 
 from __future__ import annotations
 
@@ -66,8 +66,9 @@ def run_probe(context: WorkerContext) -> None:
 def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskData) -> None:
     """Measure and log all that a schedule asks for, in its order; every rank calls it.
 
-    Facts of the job; step times of each sweep, which are timed again twice later; one evaluation; collectives; then
-    pilots as far as the time goes, the first one always. Precisions that the task cannot be computed in are left out.
+    The order is facts of the job, step times of each sweep, one evaluation, collectives, step times again, pilots as
+    far as the time goes (the first one always), step times again. Precisions that the task cannot be computed in are
+    left out.
 
     Raises:
         ProbeStopped: any worker was asked to stop.
@@ -143,10 +144,10 @@ def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader,
 
     Args:
         task: the task.
-        reference: the text that names it.
-        replica: a model of it; its gradient is overwritten.
+        reference: the text that names the task.
+        replica: its model is stepped twice; its gradient is overwritten.
         reader: reads the training data.
-        part: the few samples to count operators and FLOPs on; two steps are computed.
+        part: the few samples to count operators and FLOPs on.
 
     Raises:
         BadInput: the task says that its blocks are sharded, and its model has none.
@@ -180,7 +181,7 @@ def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader,
 def _refused(
     crew: ProbeGroup, schedule: ProbeSchedule, reader: BatchReader, replica: Replica, part: MicroBatch
 ) -> frozenset[Precision]:
-    """Return the precisions that the task cannot be computed in, by a gradient of few samples; the same on every rank.
+    """Return the precisions of sweeps in which a gradient of few samples fails, and log why; the same on every rank.
 
     Raises:
         BadInput: the run's own precision is among them.
@@ -207,7 +208,7 @@ def _refused(
 
 
 def _objection(replica: Replica, batch: Batch) -> str:
-    """Return why a replica cannot compute a batch's gradient, or has no finite loss; empty: it can, and has.
+    """Return why a replica cannot compute a batch's gradient, or that the loss is not finite; empty: no objection.
 
     The gradient is added to the replica's. Running out of memory is raised.
     """

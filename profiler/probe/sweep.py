@@ -1,7 +1,4 @@
-"""Step times over local batch sizes, samples: some workers compute at the same time, the others keep still.
-
-With them the two figures that relate devices to each other: how fast a worker's multiplies and copies.
-"""
+"""Step times over local batch sizes while some workers compute at the same time, and devices' FLOP/s and copy rates."""
 
 from __future__ import annotations
 
@@ -42,14 +39,12 @@ time runs short."""
 
 
 def worker_steps(steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> WorkerSteps:
-    """Return a record of steps that just ended, peak bytes and contention too.
-
-    The peak is that since `reset_peak_memory`, and the yardstick is read once more.
+    """Return the record of steps that just ended: times, contention, peak bytes since `reset_peak_memory`, yardstick.
 
     Args:
-        steps: that ended just now, at least one; warm-up steps are left out.
-        device: that computed them.
-        before_s: reading of `yardstick_s` before them; None: the processor does not compute.
+        steps: that ended just now, at least one, without warm-up steps.
+        device: that computed the steps.
+        before_s: `yardstick_s` before the steps, which the record averages with one now; None: on a GPU.
     """
     after_s = yardstick_s(device)
     return WorkerSteps(
@@ -83,8 +78,8 @@ class Replica:
     def build(cls, task: Task, spec: RunSpec, device: torch.device) -> Replica:
         """Build the same fp32 replica on every rank, whose optimizer moves no weight; every rank must call it.
 
-        The optimizer does all its work with a learning rate of zero, so the weights stay where they began, and however
-        many steps are timed, activations and gradients stay those of a sane model.
+        The optimizer works at a learning rate of zero, so that however many steps are timed, activations and gradients
+        stay those of a sane model.
 
         Raises:
             BadInput: the task's model has no parameter to train, one that is not fp32, or an optimizer that cannot be
@@ -126,9 +121,9 @@ class Replica:
         self.optimizer.step()
 
     def count(self, batch: Batch, samples: int) -> TrainingMemory:
-        """Take one step, not the first, which makes optimizer state; return its memory, bytes by kind of tensor.
+        """Take one step on a batch of ``samples`` samples; return its memory, bytes by kind of tensor.
 
-        ``batch`` has ``samples`` samples, by which the count is told.
+        The optimizer must have stepped before, so that its state exists.
         """
         count = StepMemoryCount(
             self.device,
@@ -150,14 +145,14 @@ class _Stepper:
     """A replica's training steps over the data in this worker's own order, timed phase by phase."""
 
     def __init__(self, replica: Replica, reader: BatchReader, rank: int) -> None:
-        """Make the stepper of one rank, whose order of samples is random by ``rank`` and goes round for ever."""
+        """Make the stepper of one rank; samples come in an order that is random by ``rank``, again and again."""
         self._replica = replica
         self._reader = reader
         self._stopwatch = Stopwatch(replica.device)
         self._order = cycle(np.random.default_rng(rank).permutation(len(reader.dataset)).tolist())
 
     def step(self, size: int) -> TimedStep:
-        """Take one step of so many samples, loading them included, and return its times."""
+        """Take one step of ``size`` samples, loading included, and return the step's times."""
         marks = [self._stopwatch.mark()]
 
         def mark() -> None:
@@ -170,7 +165,7 @@ class _Stepper:
         return timed_step(self._stopwatch, (marks[0], marks[-1]), *([span] for span in pairwise(marks)))
 
     def read(self, size: int) -> Batch:
-        """Return the next so many samples."""
+        """Return the next ``size`` samples."""
         return self._reader.read(MicroBatch(epoch=0, indices=list(islice(self._order, size))))
 
 
@@ -185,19 +180,20 @@ def run_sweep(
 ) -> tuple[int, ...]:
     """Time steps at each batch size of a sweep, log them, and return the sizes that were timed; every rank calls it.
 
-    Its first pass also records the device, and where this is due the memory of a step and the times of compressors.
+    The first pass over a sweep also logs the device; the first sweep in a precision the memory of steps, and sweeps in
+    the schedule's first precision the times of compressors.
 
     Args:
         crew: all workers of the probe.
         replica: this worker's.
         reader: of the samples.
         index: of the sweep in the schedule.
-        sweep: sizes, and the time for them.
-        schedule: of the probe; None: the sizes were measured before, and are timed again at a later moment.
+        sweep: batch sizes, workers, precision and time limit.
+        schedule: of the probe; None: this is a later pass over a sweep.
 
 
     Returns:
-        The batch sizes that were measured, ascending; empty where not even the first fits.
+        The batch sizes that were measured, ascending; empty: not even the first fits.
 
     Raises:
         ProbeStopped: any worker was asked to stop.
@@ -249,10 +245,10 @@ def run_sweep(
 def _measure(
     stepper: _Stepper, sweep: Sweep, size: int, allowed_s: float, group: Alignment, device: torch.device
 ) -> WorkerSteps:
-    """Warm up and time steps of ``size`` samples, in step with the other active workers.
+    """Return the record of timed steps of ``size`` samples, in step with the other active workers, after a warm-up.
 
-    The record has no steps where any worker ran out of memory. The time allowed, in seconds, decides how many steps are
-    timed (see `steps_within`).
+    The record is empty if any worker ran out of memory. ``allowed_s`` decides how many steps are timed, see
+    `steps_within`.
     """
     reset_peak_memory(device)
     timed: list[TimedStep] = []
@@ -292,7 +288,7 @@ def steps_within(sweep: Sweep, allowed_s: float, step_s: float) -> tuple[int, in
 def yardstick_s(device: torch.device) -> float | None:
     """Return the seconds that a calibration micro-benchmark takes on this processor now; None: ``device`` is a GPU.
 
-    A shared machine changes its speed within seconds: what was read once for a whole sweep says little of one size.
+    It is read anew for each batch size, as a shared machine changes its speed within seconds.
     """
     return measure_yardstick_s() if device.type == "cpu" else None
 
@@ -301,8 +297,7 @@ def is_too_large(points: Sequence[SweepPoint], size: int, left_s: float, limit_b
     """Return whether to skip batch size ``size``: by ``points`` it exceeds ``limit_bytes`` or ``left_s`` seconds.
 
     Args:
-        points: what was measured of smaller sizes; with fewer than `FEWEST_SIZES` time does not count, and without
-            known peaks memory does not.
+        points: measurements of smaller sizes; time counts from `FEWEST_SIZES` of them on, memory if peaks are known.
         size: local batch size, samples.
         left_s: seconds that are left of the sweep.
         limit_bytes: that a worker may use; infinite: no limit.
@@ -329,9 +324,9 @@ def record_facts(
     Args:
         crew: all workers of the probe.
         index: of the sweep in the schedule.
-        sweep: says how many workers compute, and in which precision.
+        sweep: number of workers that compute, and their precision.
         group: the workers that compute; None: one alone.
-        active: whether this one does.
+        active: whether this worker computes.
         memory_fraction: share of the device's memory that training may use.
 
     Raises:
@@ -386,7 +381,7 @@ def speeds(device: torch.device) -> tuple[float, float]:
     product, target = torch.empty_like(matrix), torch.empty_like(source)
 
     def median_s(work: Callable[[], object]) -> float:
-        """Return the median processor seconds of some work, after one time that does not count."""
+        """Return the median processor seconds of `SPEED_REPEATS` calls of ``work``, after one that does not count."""
         times_s = []
         for _ in range(1 + SPEED_REPEATS):
             begun = stopwatch.mark()
@@ -405,9 +400,9 @@ class TimedStep(NamedTuple):
     """Seconds of one training step: wall time, time without contention, and that time by phase.
 
     Attributes:
-        wall_s: as it passed.
-        alone_s: without contention.
-        phases_s: of that, loading, forward, backward and update.
+        wall_s: wall time.
+        alone_s: time without contention.
+        phases_s: parts of ``alone_s``: loading, forward, backward and update.
     """
 
     wall_s: float
@@ -422,11 +417,9 @@ def timed_step(stopwatch: Stopwatch, whole: Span, loading: Sequence[Span], *comp
         alone        = processor time             of these
                      = wall - (c - 1) processor   of all else, which also waits for disks and loaders
 
-    Where others share the processors, wall time says how busy they are, and processor time how fast the machine is.
-
     Args:
         stopwatch: that set the marks.
-        whole: the step from its beginning to its end.
+        whole: span of the whole step.
         loading: spans that waited for samples.
         computing: spans of forward, of backward and of the update.
     """
@@ -446,6 +439,7 @@ def timed_step(stopwatch: Stopwatch, whole: Span, loading: Sequence[Span], *comp
 
 
 def _spent(stopwatch: Stopwatch, spans: Sequence[Span]) -> tuple[float, float]:
+    """Return the wall and the processor seconds of some spans together."""
     return (
         math.fsum(stopwatch.seconds(*span) for span in spans),
         math.fsum(stopwatch.processor_s(*span) for span in spans),

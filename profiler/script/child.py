@@ -1,7 +1,6 @@
-"""The process in which a script runs while it is measured.
+"""The process in which a script runs while it is measured: ``python -m hetopt.profiler.script.child FOLDER RANK``.
 
-``python -m hetopt.profiler.script.child FOLDER RANK`` reads the order in the folder. The script sees what it would see
-if it were started by itself: its arguments, its folder, its terminal, no other worker.
+The script sees its own arguments, folder and terminal, and no other worker, as if it were started by itself.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class ScriptProbe:
     """Measurement of one training script in this process: runs it, hooks into torch, and writes the event log.
 
     Args:
-        folder: holds the order to measure; the log is written there.
+        folder: has the order to measure; the log is written there.
         rank: number of this copy of the script, from 0; rank 0 writes the log.
 
     Raises:
@@ -80,10 +79,9 @@ class ScriptProbe:
         ``sys.argv``, torch's threads and, unless only steps are watched, torch itself are changed for good.
 
         Raises:
-            BadInput: nothing is trained that could be measured, the batch size cannot be told, or the script ended too
-                soon.
+            BadInput: no optimizer of torch steps, the batch size is not known, or the script ended too soon.
             RunFailed: the script raised an error, or took too long to its first step; names the line.
-            SystemExit: the script ended so before anything was trained, and only its steps are watched.
+            SystemExit: the script raised it before its first step, and only its steps are watched.
         """
         order = self._order
         torch.set_num_threads(order.threads_per_worker)
@@ -118,7 +116,7 @@ class ScriptProbe:
         return RunFailed(f"{self._lines.of(error)}: {reason_of(error)}")
 
     def _late(self, number: int, frame: FrameType | None) -> None:
-        """Raise that the script made no step within the time that starting may take (a signal handler)."""
+        """Raise `Finished` with the error that the script made no step within ``startup_s`` (a signal handler)."""
         raise Finished(
             RunFailed(
                 f"{self._lines.now() or self._order.script}: here the script still was after "
@@ -128,7 +126,7 @@ class ScriptProbe:
         )
 
     def _ended(self, how: str, stop: SystemExit | None = None) -> None:
-        """Refuse a script that came to its end before enough of it was measured, unless only steps are watched.
+        """Raise an error if the script ended before enough of it was measured, unless only steps are watched.
 
         The course is closed before, which keeps what it measured.
 
@@ -163,19 +161,19 @@ class ScriptProbe:
         )
 
     def _measures(self) -> Course:
-        """Yield what each next step should be like, from the end of the script's first step on.
+        """Yield the wishes of the script's course from the end of its first step on.
 
-        First the alarm for a late start is switched off, and the start is logged. Where only steps are watched and
-        nothing gives the batch size, nothing is measured.
+        First the alarm for a late start is switched off, and the start is logged. If only steps are watched and the
+        batch size is not known, nothing is measured.
 
         Raises:
-            BadInput: nothing gives the batch size.
+            BadInput: more than steps is watched, and the batch size is not known.
             RunFailed: no steps of the script's own batch size come.
         """
         observer, watch = self._observer, self._order.watch
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         if watch == "steps":
-            observer.look()
+            observer.find_loader()
         elif not observer.batch_size:
             raise BadInput(
                 f"{observer.step_at}: the optimizer steps, and neither a DataLoader nor what modules are given tells "
@@ -187,7 +185,7 @@ class ScriptProbe:
             yield from self._measured.run()
 
     def _crew(self, workers: int) -> ProbeGroup:
-        """Return the probe's group of ``workers`` copies of the script, for measuring; alone this copy has rank 0."""
+        """Return this copy's view of the group of ``workers`` copies of the script; 1: this copy alone, as rank 0."""
         spec = RunSpec(
             task="script",
             workers=(WorkerSpec(host="localhost", type="local", local_batch_size=1),) * workers,
@@ -205,10 +203,10 @@ class ScriptProbe:
         return ProbeGroup(context=context, started_s=self._begun_s)
 
     def _conclude(self) -> None:
-        """Wait for the copies beside this one, and log what all of them measured, compressors and collectives included.
+        """Wait for the copies beside this one; log facts, all step times, and times of compressors and collectives.
 
-        The script's own process group is ended. Collectives are timed among several workers, compressors where a
-        gradient was kept. Where only steps are watched and too few were made to be timed, nothing is logged.
+        The script's own process group is ended. Collectives need several copies, compressors a kept gradient. If only
+        steps are watched and there were too few to time, nothing is logged.
 
         Raises:
             ProbeStopped: any copy was asked to stop.
@@ -254,9 +252,9 @@ class ScriptProbe:
         crew.context.events.write(FINISHED)
 
     def _job(self) -> Job:
-        """Return the script's facts: parameters, batch, samples of an epoch, counted work, and how its model is shared.
+        """Return the script's facts: parameters, batch, samples of an epoch, counted work, and sharding.
 
-        Where nothing tells the samples of an epoch, a stand-in has their place, and ``counts_epochs`` is False.
+        If the samples of an epoch are not known, ``counts_epochs`` is False, and `STREAM_BATCHES` batches stand in.
         """
         order, training, measured = self._order, self._observer, self._measured
         epoch = order.dataset_size or training.dataset_size

@@ -54,16 +54,16 @@ USUAL = ProbeSchedule(seed=0, sweeps=())
 
 @dataclass(kw_only=True)
 class ScriptCourse:
-    """Driver of a script's measurement: says how each next step should be, and keeps what was measured so far.
+    """Driver of a script's measurement: sets the batch size of each next step, and keeps what was measured so far.
 
     Attributes:
-        order: what to measure.
-        observer: follows the script's steps.
+        order: arguments, steps and time limits.
+        observer: reports the script's steps.
         crew: this process alone.
-        operators: number of operators that a step calls; 0: they were not counted.
-        flops_per_sample: operations of the matrix work; None: they were not counted.
+        operators: number of operators that a step calls; 0: not counted.
+        flops_per_sample: floating-point operations of matrix work; None: not counted.
         points: steps at each batch size, in the order of measuring.
-        gradient: the last finite gradient that was looked at, flat; None: none was.
+        gradient: the last finite gradient, flat; None: there was none.
         trying: the batch size that is being measured; 0: none.
     """
 
@@ -79,11 +79,11 @@ class ScriptCourse:
     def run(self) -> Course:
         """Yield a `Wish` for each step after the script's first, and be sent its `Step`, until all is measured.
 
-        Measurements are kept in the attributes and logged on the way. A script that ends early closes the generator:
-        what was measured of the size at hand is then kept, if it is enough.
+        Measurements are kept in the attributes and logged on the way. A script that ends early closes the generator;
+        steps of the present batch size are then kept if there are enough.
 
         Raises:
-            RunFailed: no steps of the batch size came that the script's first ones had.
+            RunFailed: the script made no steps of the batch size that its first steps had.
         """
         order = self.order
         if order.watch == "steps":
@@ -113,9 +113,9 @@ class ScriptCourse:
             raise RunFailed(f"no steps of {self.observer.batch_size} samples came, as the script's first ones had")
 
     def _count(self) -> Generator[Wish, Step, tuple[Step, Step]]:
-        """Count a step's operators and a sample's FLOPs into the attributes; return the two steps that this takes.
+        """Count a step's operators and a sample's FLOPs (not of a sharded model) into the attributes.
 
-        FLOPs of a sharded model are not counted.
+        Returns the two steps that this takes.
         """
         whole, apart = WorkCount(), WorkCount()
         first = yield Wish(inside=(whole,))
@@ -129,17 +129,16 @@ class ScriptCourse:
 
     @property
     def changes_size(self) -> bool:
-        """True where the script is given batches of other sizes than its own: it has a DataLoader, as ordered."""
+        """True if the script is given batches of other sizes than its own: it has a DataLoader, as ordered."""
         return self.observer.loader is not None and self.order.watch == "every-size"
 
     def _is_of(self, step: Step, size: int) -> bool:
         return abs(step.samples - size) <= LIKE * size
 
     def _sweep(self, sizes: Sequence[int], begun_s: float, limit_s: float) -> Generator[Wish, Step, bool]:
-        """Time steps of batch sizes within ``limit_s`` seconds of ``begun_s``; end with False at one that is too large.
+        """Time steps of batch sizes within ``limit_s`` seconds from ``begun_s``; return False at one that is too large.
 
-        Of a script that runs alone, the memory of a step is counted at each size that it gives. With all timed, return
-        True.
+        True: all were tried. In the first sweep the memory of a step is counted at each size, too.
         """
         for position, size in enumerate(sizes):
             left_s = limit_s - (self.crew.elapsed_s() - begun_s)
@@ -153,10 +152,10 @@ class ScriptCourse:
         return True
 
     def _time(self, size: int, allowed_s: float) -> Generator[Wish, Step, bool]:
-        """Time steps of one batch size and keep them; return whether the script gives steps of that size.
+        """Time steps of one batch size and keep them; return whether the script makes steps of that size.
 
-        Steps of other sizes are passed over, up to a number. A script that ends on the way closes the generator, and
-        the steps so far are kept if they are enough.
+        Steps of other sizes are passed over, up to a number. If the script ends, the steps so far are kept if there are
+        more than `FEWEST_TIMED`.
         """
         order, device = self.order, self.observer.device
         steps: list[TimedStep] = []
@@ -186,7 +185,7 @@ class ScriptCourse:
         self.points.append(SweepPoint(sweep=self.order.sweep, local_batch_size=size, workers=workers))
 
     def _count_memory(self, size: int) -> Course:
-        """Count the memory of a step over two: what the script still holds of the first is there in the second."""
+        """Log the memory that the second of two steps of ``size`` samples takes, with leftovers of the first."""
         factor = size / self.observer.batch_size
         count = self.observer.count()
         yield Wish(factor=factor, count=count)
@@ -194,9 +193,9 @@ class ScriptCourse:
         self.crew.record(MemoryCounted(sweep=self.order.sweep, memory=count.result(step.samples or size)))
 
     def _train(self) -> Course:
-        """Train at the script's own batch size for ``training_s`` seconds; now and then, record noise and gains.
+        """Train at the script's own batch size for ``training_s`` seconds, and record noise and gains now and then.
 
-        A few samples are taken however long that lasts. Without finite gradients no gain is recorded.
+        The first few samples are taken however long they last. Gains need finite gradients.
         """
         order, begun_s = self.order, self.crew.elapsed_s()
         gains: ResidualGains | None = None
@@ -221,9 +220,9 @@ class ScriptCourse:
                 yield from self._sample_noise(count)
 
     def _sample_noise(self, step: int) -> Course:
-        """Record gradient noise: ``E|g_b|^2 = |G|^2 + V / b`` at two sizes (McCandlish et al. 2018, appendix A.1).
+        """Record gradient noise by ``E|g_b|^2 = |G|^2 + V / b`` at two sizes (McCandlish et al. 2018, appendix A.1).
 
-        Nothing is recorded where the batch cannot be cut, or no finite gradient comes.
+        Nothing is recorded if the batch size cannot be changed, or no finite gradient comes.
         """
         large = self.observer.batch_size
         parts = min(PARTS, large // 2)
@@ -241,9 +240,9 @@ class ScriptCourse:
         self.crew.record(NoiseSample(step=step, samples_seen=step * large, **vars(moments)))
 
     def _mean_square(self, factor: float, size: int, count: int) -> Generator[Wish, Step, float | None]:
-        """Return the mean squared norm of the gradients of ``count`` steps of ``size`` samples; None: none is finite.
+        """Return the mean squared norm of the gradients of ``count`` steps, or fewer, of ``size`` samples.
 
-        Fewer steps do where others come late; one gradient that is not finite gives None.
+        None: a gradient is not finite, or no step of that size came.
         """
         squares: list[float] = []
         for _ in range(count + LATE_STEPS):

@@ -1,8 +1,8 @@
-"""Runs a script for a few steps and saves the gradients of its optimizers, by which two runs are compared.
+"""Process that runs a script for a few steps and saves the gradients of its optimizers, to compare runs.
 
-``python -m hetopt.profiler.script.gradients FOLDER NAME SCRIPT ARGUMENTS``, in several processes by torchrun.
-What is drawn at random is left out meanwhile, as workers, and samplers of another kind, draw other numbers: dropout of
-all kinds drops nothing, samplers give the samples in their order, and noise is one number from the first batch on.
+``python -m hetopt.profiler.script.gradients FOLDER NAME SCRIPT ARGUMENTS``, in several processes by torchrun. Workers
+draw different random numbers, so dropout drops nothing, samplers give samples in their order, and noise is one number
+from the first batch on.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ TINY = 1e-12
 """Least norm of a gradient that differences are divided by, in place of zero."""
 
 RANKS_VARIABLE = "HETOPT_BATCHES_OF"
-"""Environment variable: number of ranks whose batches a script that is alone reads as one, as one machine would."""
+"""Environment variable: number of ranks whose batches a script that runs alone reads as one."""
 
 BATCH_VARIABLE = "HETOPT_BATCH_OF_RANK"
-"""Environment variable: samples of a rank's batch. A script that divides its batch by its workers reads that of all of
-them when alone, so that nothing is put together."""
+"""Environment variable: samples of a rank's batch. A script that divides its batch by its workers reads the whole one
+when alone, so that no batches are joined."""
 
 AS_ONE_VARIABLE = "HETOPT_AS_ONE"
 """Environment variable that is set where the first of several workers computes every batch whole."""
@@ -70,8 +70,8 @@ class RecordedFacts(Record):
     """Facts of a recorded run of a script beside its gradients: learning rates, batch size, and how it trains.
 
     Attributes:
-        rates: learning rate of each optimizer at each recorded step.
-        schedules: learning rates of each schedule at the steps `LATER`.
+        rates: learning rate of the first parameter group, [optimizers][steps].
+        schedules: learning rates of each schedule at the steps `LATER`, [schedules][steps].
         way: by what the script trains on several workers.
         normalises: whether a module normalises by the samples of its batch.
         batch_size: samples of a rank's batch, of the first DataLoader that was read; 0: not known.
@@ -80,16 +80,11 @@ class RecordedFacts(Record):
     """
 
     rates: tuple[tuple[float, ...], ...] = ()
-    """[optimizers][steps] learning rate of the first parameter group."""
     schedules: tuple[tuple[float, ...], ...] = ()
-    """[schedules][of `LATER`] learning rate that a schedule comes to, without training so long."""
     way: Way = ""
     normalises: bool = False
-    """Whether the model normalises by the samples of its batch."""
     batch_size: int = 0
-    """Of the first loader that was read, on each worker; 0: not known."""
     keeps_equal: bool = False
-    """Whether a DDP script draws its batches itself, so that no loader shares them out."""
 
 
 class GradientRecorder:
@@ -97,7 +92,11 @@ class GradientRecorder:
 
     Args:
         path: file that the record is written to.
-        others: files of the records of all workers, for which this one waits before it ends.
+        others: files of the records of all workers, awaited before the process ends.
+
+    Attributes:
+        ddp_run: returns the script's run under DistributedDataParallel; None: there is none.
+        batch_size: of the first DataLoader that was read; 0: not known, None: no DataLoader was read.
     """
 
     def __init__(self, path: Path, others: list[Path]) -> None:
@@ -200,7 +199,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
-    """Return the learning rates of a schedule at later steps, by stepping it; the last one where it ends before."""
+    """Return the learning rates of a schedule at the steps `LATER`, by stepping it; its last rate if it ends before."""
     rates = []
     for step in LATER:
         with suppress(ValueError, TypeError):  # OneCycleLR ends at its last step; others follow what is measured
@@ -211,7 +210,7 @@ def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
 
 
 def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], RecordedFacts]:
-    """Return what rank 0 of a recorded run saved: fp64 gradients [optimizers][steps], flat, and facts beside them.
+    """Return what rank 0 of a recorded run saved: flat fp64 gradients, [optimizers][steps], and `RecordedFacts`.
 
     Raises:
         OSError: rank 0 saved nothing.
@@ -224,11 +223,11 @@ def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], RecordedFacts
 def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[float]:
     """Return by step the relative difference of two runs' gradients, the worst optimizer's; inf: not comparable.
 
-    The norm of the difference is divided by the norm of ``right``'s gradient, for the steps that both runs have. Other
-    parameters or a gradient that is not finite give inf, other numbers of optimizers [inf].
+    The norm of the difference is divided by the norm of ``right``'s gradient, for the steps that both runs have.
+    Gradients of unlike length, or not finite, give inf; unlike numbers of optimizers give [inf].
 
     Args:
-        right: gradients of the run that counts as right, [optimizers][steps], flat.
+        right: gradients of the run to compare with, [optimizers][steps], flat.
         other: gradients of the other run, likewise.
     """
     if len(right) != len(other):
@@ -245,9 +244,9 @@ def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[floa
 
 
 def _draw_nothing() -> None:
-    """Switch off dropout, coin flips and shuffling in this process for good, by replacing torch's functions.
+    """Switch off dropout, Bernoulli draws and shuffling in this process for good, by replacing torch's functions.
 
-    A coin flip gives its probability, and samplers give samples in the order of the data.
+    A Bernoulli draw gives its probability, and samplers give samples in the order of the data.
     """
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
         setattr(nn.functional, name, lambda given, *_, **__: given)
@@ -265,9 +264,9 @@ def _draw_nothing() -> None:
 
 
 def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
-    """Make samples' noise one number, the same on every worker; what was drawn before is weights and data.
+    """Make torch's random tensors hold one number, the same on every worker, once a DataLoader is read; for good.
 
-    Single numbers stay: they are of the whole batch, and a session refuses what workers draw of that.
+    Tensors of one element stay random.
 
     Args:
         begins: called with each loader that is read.
@@ -275,7 +274,7 @@ def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
     iterate, begun = DataLoader.__iter__, False
 
     def begin(loader: DataLoader[Any]) -> Any:
-        """Begin to read a loader, from when on samples' noise is one number."""
+        """Begin to read a loader; from then on random tensors hold one number."""
         nonlocal begun
         begun = True
         begins(loader)
@@ -302,11 +301,11 @@ def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
 
 
 class _AsOne:
-    """Batches of several ranks, one after the other in the order of the samples, read as one.
+    """Batch sampler that joins each ``ranks`` batches of another into one.
 
     Args:
-        batches: indices of samples of each batch of the script, which runs alone.
-        ranks: number of ranks whose batches are joined.
+        batches: sampler of the script's own batches of sample indices.
+        ranks: number of batches that are joined.
     """
 
     def __init__(self, batches: Any, ranks: int) -> None:
@@ -323,7 +322,7 @@ class _AsOne:
 
 
 def _read_as_one(ranks: Callable[[], int]) -> None:
-    """Let loaders give what ``ranks()`` ranks would read together; a loader without a batch sampler stays."""
+    """Let DataLoaders join the batches of ``ranks()`` ranks into one, for good; one without a batch sampler stays."""
     of_loader: Any = DataLoader._index_sampler
 
     def index_sampler(loader: DataLoader[Any]) -> Any:

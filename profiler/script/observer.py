@@ -1,4 +1,4 @@
-"""Follows a script step by step, says what the next step should be like, and keeps what the steps were like."""
+"""Observer of a training script, which splits it into timed steps and sets the batch size of each next step."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Wish:
 
     Attributes:
         factor: batch size over the script's own.
-        learns: whether the optimizer may move the parameters: a learning rate of 0 else, so that however many steps are
-            timed, activations and gradients stay those of a sane model.
-        inside: contexts entered around the step, to count what it does; empty: none.
+        learns: whether the optimizer may move the parameters; False: its learning rate is 0, so that activations and
+            gradients stay those of a sane model.
+        inside: contexts to enter around the step, such as counters; empty: none.
         wants_gradient: whether the gradient is kept for the `Step`.
-        count: counts the tensors of the step; None: nobody does.
+        count: counter of the memory that the step takes; None: memory is not counted.
     """
 
     factor: float = 1.0
@@ -67,8 +67,8 @@ class Step:
     Attributes:
         samples: number of samples of the step's batches; 0: not known.
         batches: number of batches that a DataLoader gave the step; 0: there is no DataLoader.
-        timed: seconds from the end of the step before to this one's; its phases are waiting for batches, a batch to its
-            backward pass, backward passes, and the optimizers' updates.
+        timed: seconds from the end of the step before to the end of this step; phases are waiting for batches, from a
+            batch to its backward pass, backward passes, and the optimizers' updates.
         gradient: of all parameters, flat fp32, as the last backward pass left it; None: the `Wish` did not want it.
     """
 
@@ -79,13 +79,13 @@ class Step:
 
 
 Course: TypeAlias = Generator[Wish, Step, None]
-"""Generator that asks for steps, and is sent what each was like."""
+"""Generator that yields a `Wish` for each next step, and is sent the `Step` that came of it."""
 
 
 class Finished(BaseException):
-    """Exception that ends a script once all is measured (argument: the error, if any), which no script catches.
+    """Exception that ends a script once all is measured; a BaseException, so that no script catches it.
 
-    It is a BaseException, and the error says why the script cannot be measured.
+    Its argument, if any, is the error on why the script cannot be measured.
     """
 
 
@@ -109,7 +109,7 @@ def normalises(module: nn.Module) -> bool:
 
 
 def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the gradients of parameters, at least one, as one dense vector of ``dtype``, zeros for none.
+    """Return the gradients of parameters, at least one, as one dense vector of ``dtype``; zeros for missing gradients.
 
     Collective if they are sharded.
     """
@@ -124,10 +124,7 @@ def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def alive(kind: type[T]) -> list[T]:
-    """Return the living objects of a class, or of its subclasses, in this process.
-
-    Searches all that Python's collector knows.
-    """
+    """Return the living objects of a class or its subclasses, as far as Python's garbage collector tracks them."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
@@ -138,7 +135,7 @@ class Observer:
 
     Args:
         course: yields a `Wish` for each step, and is sent the `Step`.
-        lines: find the line of the user's files that runs now.
+        lines: finds the line of the user's files that runs now.
 
     Attributes:
         optimizers: the script's optimizers, in the order of their first steps.
@@ -149,8 +146,7 @@ class Observer:
         batches: batches of ``loader`` in a step.
         backward_at, step_at: line of the user's files with the script's first backward pass, and first step; empty:
             none yet.
-        hook: by which it hears modules being called, removed once a DataLoader is known; None: it does not listen to
-            them.
+        hook: hook on modules' calls, removed once a DataLoader is known; None: `listen` was not called.
     """
 
     def __init__(self, course: Course, lines: Lines) -> None:
@@ -191,7 +187,7 @@ class Observer:
         return sum(parameter.nbytes for parameter in self.parameters)
 
     def count(self) -> StepMemoryCount:
-        """Return a new counter of a step's memory, which knows what the script keeps from step to step."""
+        """Return a new counter of a step's memory, given the tensors that the script keeps from step to step."""
         parameters = [parameter for module in self.modules for parameter in module.parameters(recurse=False)]
         return StepMemoryCount(
             self.device,
@@ -202,7 +198,7 @@ class Observer:
         )
 
     def _meet(self, optimizer: Optimizer) -> None:
-        """Learn what an optimizer trains when it steps for the first time; the first of all begins the clocks anew."""
+        """Add an optimizer that steps for the first time, and its parameters; the first optimizer resets the clocks."""
         if optimizer in self.optimizers:
             return
         self.optimizers.append(optimizer)
@@ -221,15 +217,15 @@ class Observer:
         self._opened[phase] = self._stopwatch.mark()
 
     def _closes(self, phase: int) -> None:
-        """Stop the clock of a phase and keep its span; do nothing where it was not started."""
+        """Stop the clock of a phase and keep its span; does nothing if the clock was not started."""
         begun = self._opened.pop(phase, None)
         if begun is not None:
             self._seen.spans[phase].append((begun, self._stopwatch.mark()))
 
-    def look(self) -> None:
-        """Find the training DataLoader in memory, with the most samples, and its batch size; for unhooked scripts.
+    def find_loader(self) -> None:
+        """Set `loader` to the DataLoader in memory with the most samples, and `batch_size` to its own (0: unknown).
 
-        Where there is no DataLoader, or its size is not known, `batch_size` is 0.
+        For scripts on whose loaders there are no hooks.
         """
         self.loader = max(alive(DataLoader), key=lambda loader: samples_of(loader) or 0, default=None)
         if self.loader is not None:
@@ -238,7 +234,7 @@ class Observer:
             self.batch_size = self._samples = next(sizes, 0)
 
     def begins_pass(self, loader: DataLoader[Any]) -> None:
-        """Take over the batch sizes of a DataLoader (see `rebatch`), as the script begins a pass over it."""
+        """Set the batch sizes of a DataLoader from now on (see `rebatch`), as the script begins a pass over it."""
         rebatch(
             loader,
             lambda: self._wish.factor if loader in self._training else 1.0,
@@ -252,10 +248,10 @@ class Observer:
             self._wish.count.tensors.is_paused = True
 
     def got_batch(self, loader: DataLoader[Any], batch: Any) -> None:
-        """Note a batch that a DataLoader gave the script, and stop the clock of waiting; skip one of an evaluation.
+        """Note a batch that a DataLoader gave the script, and stop the clock of waiting; ignores an evaluation's batch.
 
-        It counts as training at once before the first optimizer's step, or if its loader trained before; else when
-        training is seen to use it.
+        The batch counts as a training batch at once if its loader trained before, or no optimizer has stepped yet; else
+        when a backward pass follows.
         """
         tensors = list(tensors_in(batch))
         if self._wish.count is not None:
@@ -281,15 +277,12 @@ class Observer:
             self._newest = None
 
     def calls(self, inputs: Any) -> None:
-        """Count the rows of a module's ``inputs`` as the step's samples, if there is no DataLoader to tell them."""
+        """Note the rows of a module's ``inputs`` as the step's samples, as long as no DataLoader is known."""
         if self.loader is None and not self._rows and torch.is_grad_enabled():
             self._rows = samples_in(inputs)
 
     def begins_backward(self) -> None:
-        """Note that backward begins: start its clock, and count the newest batch as a training batch.
-
-        Without a DataLoader, the rows that modules were given count as its samples.
-        """
+        """Note that backward begins: start its clock, and count the newest batch, or the noted rows, as training."""
         self._train_on_newest()
         if not self.optimizers:
             self.backward_at = self.backward_at or self._lines.now() or ""
@@ -307,7 +300,7 @@ class Observer:
             self._seen.gradient = flat_gradient(self.parameters, torch.float32)  # before the script clips it
 
     def may_schedule(self) -> bool:
-        """Return whether a learning-rate schedule may step now: the step learns, or none was taken yet."""
+        """Return whether a learning-rate schedule may step now: parameters may move, or no step was taken yet."""
         return self._wish.learns or not self.optimizers  # one that is being made takes its first step at once
 
     def begins_step(self, optimizer: Optimizer) -> None:
@@ -324,10 +317,7 @@ class Observer:
         self._opens(UPDATE)
 
     def ended_step(self, optimizer: Optimizer) -> None:
-        """Note an optimizer's step as over, restore its learning rates; raise `Finished` once all is measured.
-
-        Where it was the optimizer that stepped first, the step of the script ends, and the course says what the next is
-        like.
+        """Note an optimizer's step as over, and restore its learning rates; the first optimizer's ends the whole step.
 
         Raises:
             Finished: all is measured, or (with the error) the script cannot be measured.
@@ -344,9 +334,9 @@ class Observer:
             self._end_step(now)
 
     def _end_step(self, now: Mark) -> None:
-        """End the script's step at a moment: send its samples, time and gradient to the course, and begin the next.
+        """End the script's step at mark ``now``: send it to the course, and begin the next as the course wishes.
 
-        The first step is not sent, as its beginning is not known. The next one is as the course wishes.
+        The script's first step is not sent, as its beginning is not known.
 
         Raises:
             Finished: all is measured, or (with the error) the script cannot be measured.
@@ -376,7 +366,7 @@ class Observer:
         self._seen.begun = self._stopwatch.mark()
 
     def _follow(self, step: Step | None) -> None:
-        """Send a step to the course, None to begin it, and keep its next wish.
+        """Send a step to the course (None: begin the course), and keep the wish that it yields.
 
         Raises:
             Finished: the course is over, with its error if it has one.
@@ -390,19 +380,15 @@ class Observer:
 
 
 class Rebatched:
-    """Batch sampler in place of a DataLoader's own: batches ``factor`` times as large, endless if asked for.
-
-    The dataset, the order of samples, the collate function and the reader processes stay the script's: what changes is
-    how many indices of the sampler's stream go into a batch.
+    """Batch sampler in place of a DataLoader's own: the same stream of indices in batches ``factor`` times as large.
 
     Args:
-        inner: the batch sampler that it replaces.
+        inner: the batch sampler that is replaced.
         factor: returns the size of the next batch over that of ``inner``'s.
-        is_endless: whether to begin anew after the last batch, asked for then.
+        is_endless: called after the last batch; returns whether to begin anew.
 
     Attributes:
-        sizes: samples of each batch that was drawn and not given to the script yet; what a collate function makes of
-            them may have another length.
+        sizes: samples of each batch that was drawn and not given to the script yet.
     """
 
     def __init__(self, inner: Any, factor: Callable[[], float], is_endless: Callable[[], bool]) -> None:
@@ -413,7 +399,7 @@ class Rebatched:
         self.sizes: deque[int] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Yield batches of sample indices, larger or smaller than the script's by the factor of now; the rest last."""
+        """Yield batches of sample indices, the script's size times the present factor; the last may be smaller."""
         self.sizes.clear()
         kept: list[Any] = []
         for batch in self._batches():
@@ -451,9 +437,9 @@ def samples_of(loader: DataLoader[Any]) -> int | None:
 
 
 def samples_given(loader: DataLoader[Any], batch: Any) -> int:
-    """Return the samples of the batch that a DataLoader just gave, drawn or else its rows; call once per batch.
+    """Return the samples of the batch that a DataLoader just gave; call it once per batch.
 
-    0 where neither tells.
+    By the indices that `Rebatched` drew, else the rows of ``batch``, else the loader's batch size; 0: not known.
     """
     drawn = loader.batch_sampler
     if isinstance(drawn, Rebatched) and drawn.sizes and not isinstance(loader.dataset, IterableDataset):
@@ -462,25 +448,21 @@ def samples_given(loader: DataLoader[Any], batch: Any) -> int:
 
 
 def rebatch(loader: DataLoader[Any], factor: Callable[[], float], is_endless: Callable[[], bool]) -> None:
-    """Replace a DataLoader's batch sampler by `Rebatched`, in place; does nothing if it has none or did so before.
-
-    ``factor`` and ``is_endless`` are as of `Rebatched`.
-    """
+    """Replace a DataLoader's batch sampler by `Rebatched`, in place; does nothing without one or a second time."""
     if loader.batch_sampler is not None and not isinstance(loader.batch_sampler, Rebatched):
         # A loader guards the attribute; what it iterates over is this entry.
         loader.__dict__["batch_sampler"] = Rebatched(loader.batch_sampler, factor, is_endless)
 
 
 PAST_THE_END = "Tried to step "
-"""Beginning of OneCycleLR's error that it was given no more steps. Measuring does more of them than the script would
-have done, so its schedule then stays at its end."""
+"""Beginning of OneCycleLR's error after its last step. Measuring may take more steps than the script would: the
+schedule then stays at its end."""
 
 
 def listen(observer: Observer) -> None:
-    """Hook torch for the rest of the process: an observer hears loaders, backward and optimizers, and `be_alone` holds.
+    """Report loaders, backward passes, schedules and optimizers to ``observer`` for the rest of the process.
 
-    Optimizers by torch's own global hooks; loaders and backward passes have none, so the functions that every script
-    goes through are wrapped. Nothing is computed in another way than the script would.
+    Optimizers are hooked by torch's global hooks; functions of the others are wrapped in place. Also calls `be_alone`.
     """
     register_optimizer_step_pre_hook(lambda optimizer, *_: observer.begins_step(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, *_: observer.ended_step(optimizer))
@@ -492,9 +474,9 @@ def listen(observer: Observer) -> None:
 
 
 def be_alone() -> None:
-    """Patch torch so that a script is the only worker, even if it makes a process group or starts processes.
+    """Patch torch, for the rest of the process, so that a script is the only worker.
 
-    It holds for the rest of the process: a process group has one rank, and what is to be started runs in this process.
+    A process group that it makes has one rank, and a function that it would start in other processes runs in this one.
     """
     keep_modules()
     _replace(

@@ -21,7 +21,7 @@ by itself."""
 class ScriptOrder(Sweep):
     """Order to measure one start of a script, or of several copies side by side: arguments, steps and time limits.
 
-    Of a start ``warmup_steps`` steps are not timed, then ``timed_steps`` are. ``compressors`` None: none are timed.
+    ``warmup_steps`` steps are not timed, the ``timed_steps`` after them are. ``compressors`` None: none are timed.
     """
 
     script: str = Field(description="the file")

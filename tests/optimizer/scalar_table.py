@@ -66,7 +66,7 @@ def suited(space: SearchSpace, job: JobModel, clusters: Sequence[Cluster]) -> tu
     best: dict[Cluster, tuple[float, Cluster]] = {}
     for cluster, takes_s, workers in zip(possible, work_s.tolist(), table.workers.astype(int), strict=True):
         exchange = space.exchanges[cluster.exchange]
-        takes_s = cluster_startup_s(space, cluster) + takes_s * exchange.late[workers]
+        takes_s = cluster_startup_s(space, cluster) + takes_s * exchange.lost_progress[workers]
         if not exchange.is_plain:
             takes_s *= NEAR
             if cluster.machine_count == 1 and not exchange.sync.is_local:

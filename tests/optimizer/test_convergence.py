@@ -389,9 +389,9 @@ def test_everything_that_was_tried_and_timed_is_priced(to_target: bool) -> None:
     assert set(methods_left_out(fit(make_profile()), 0.01)) >= {"powersgd", "dgc"}
     for option in found:
         assert (option.stretch >= 1).all()
-        assert (option.late >= 1).all()
+        assert (option.lost_progress >= 1).all()
         assert to_target or (option.stretch == 1).all()
-        assert not to_target or (option.late == 1).all()
+        assert not to_target or (option.lost_progress == 1).all()
     ranks = {option.compression.rank: option for option in found if option.compression.name == "powersgd"}
     assert set(ranks) == {1, 2, 4}
     assert ranks[1].gain < ranks[4].gain

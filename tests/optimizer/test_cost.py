@@ -44,10 +44,10 @@ from hetopt.optimizer.cost.preemption_rate import (
     HOURS_PER_MONTH,
     MONTH_LOST,
     OUTAGE_SHAPE,
+    PAST_WEIGHT,
     RECORDED,
     SHOCK_REACH,
     SHOCK_SHARE,
-    TOLD_BY_THE_PAST,
     HazardComponent,
     ObservedPool,
     ObservedPreemptions,
@@ -584,7 +584,7 @@ def test_zones_tell_of_the_region_together() -> None:
     seen = ObservedPreemptions(until="2026-11-20T12:00:00+00:00", pools=tuple(pools))
     watched = seen.watched("g5.xlarge", "us-east-1")
     assert (watched.instance_hours, watched.losses, watched.lost_together) == (40.0, 4, 1.0)
-    assert UNKNOWN.seeing(watched) == UNKNOWN.after(TOLD_BY_THE_PAST * 4, TOLD_BY_THE_PAST * 40.0)
+    assert UNKNOWN.seeing(watched) == UNKNOWN.after(PAST_WEIGHT * 4, PAST_WEIGHT * 40.0)
     assert seen.watched("g5.xlarge", "us-east-1", zone="us-east-1c") is None
     assert seen.watched("g5.xlarge", "eu-west-1") is None
     assert watched.in_words == "4 losses in 40 instance-hours"

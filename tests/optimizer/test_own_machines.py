@@ -22,7 +22,7 @@ from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.places import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
-from hetopt.optimizer.step_time.transfer import standing_for
+from hetopt.optimizer.step_time.transfer import mean_worker
 from hetopt.reports.plan_document import next_commands, page
 from hetopt.reports.text import whole
 
@@ -178,9 +178,9 @@ def test_one_that_stands_for_unlike_workers_ends_when_they_do(times: list[Worker
     free = [replace(time, micro_batch=None) for time in times]
     exact = solve_shares(free, samples * len(free)).compute_s
     most_s = max(time.per_sample_s for time in free)  # by what no sample can be divided, and nobody has nothing
-    assert standing_for(free).time_s(samples) <= exact * (1 + 1e-9)
-    assert exact <= max(standing_for(free).time_s(samples) + most_s, max(time.time_s(1) for time in free)) * (1 + 1e-9)
-    one = standing_for([times[0]] * 3)
+    assert mean_worker(free).time_s(samples) <= exact * (1 + 1e-9)
+    assert exact <= max(mean_worker(free).time_s(samples) + most_s, max(time.time_s(1) for time in free)) * (1 + 1e-9)
+    one = mean_worker([times[0]] * 3)
     assert one.time_s(samples) == pytest.approx(times[0].time_s(samples)), "with its micro-batches"
 
 

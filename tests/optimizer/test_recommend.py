@@ -388,7 +388,7 @@ def test_averages_are_priced_as_sums_sent_alike_and_as_rarely(to_target: bool) -
             assert price == pytest.approx(local.communication.share * of_a_sum), name
         assert average.stretch == pytest.approx(local.stretch(np.maximum(np.arange(9), 1)) * summed.stretch)
         assert (average.stretch_log_sd >= summed.stretch_log_sd).all()
-        assert (average.gain, average.late.tolist()) == (summed.gain, summed.late.tolist())
+        assert (average.gain, average.lost_progress.tolist()) == (summed.gain, summed.lost_progress.tolist())
 
 
 def test_a_policy_that_costs_too_many_steps_is_not_chosen(catalog: Catalog) -> None:

@@ -56,7 +56,7 @@ def _step(gpu: Gpu, step_time_s: float, batch_size: int = 64) -> Measured:
 def test_the_measured_gpu_is_itself_and_another_is_less_sure(step_time_s: float, batch_size: int) -> None:
     known = _step(T4, step_time_s, batch_size)
     other = Place(gpu=A100, precision="fp16", batch_size=batch_size)
-    told, covariance = steps_elsewhere([known], [known.place, other])
+    told, covariance = steps_elsewhere((known,), (known.place, other))
     assert told[0] == pytest.approx(math.log(step_time_s), abs=0.05)
     assert covariance[0, 0] < covariance[1, 1]
     assert 1 < step_time_s / math.exp(told[1]) < 10
@@ -239,7 +239,7 @@ def test_public_throughputs_are_met_better_than_by_peak_rates(throughputs: Path)
     ours, before, inside = [], [], []
     for column in read_columns(throughputs)[::5]:
         for known in column.cells:
-            told, covariance = steps_elsewhere([known], [cell.place for cell in column.cells])
+            told, covariance = steps_elsewhere((known,), tuple(cell.place for cell in column.cells))
             for cell, log_s, variance in zip(column.cells, told, covariance.diagonal(), strict=True):
                 if cell is not known:
                     error = log_s - math.log(cell.step_time_s)

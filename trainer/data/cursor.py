@@ -213,6 +213,7 @@ class Passes:
 
     @property
     def _present(self) -> Indices:
+        """Order of the present pass over the samples, read when it is first needed."""
         if self._order is None:
             self._order = self._read(self._turn)
         return self._order

@@ -794,11 +794,13 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
         return done
 
     def called(forward: Any, self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
+        """Call a module, after reporting the rows of its inputs to the run if the module trains."""
         if runs and self.module.training and torch.is_grad_enabled():
             runs[0].forward(self, samples_in((inputs, named)))
         return forward(self, *inputs, **named)
 
     def registered(register: Any, self: DistributedDataParallel, state: object, hook: Any) -> None:
+        """Register a communication hook, and report the hook's state to the run."""
         register(self, state, hook)
         if runs:
             runs[0].registered(self, state)
@@ -822,6 +824,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
         return batch
 
     def scaled(scale: Any, self: GradScaler, outputs: Any) -> Any:
+        """Return a loss scaled for fp16, and note the pair of scaled and plain loss in the run."""
         result = scale(self, outputs)
         for run in runs:
             run.scaled = (result, outputs)
@@ -854,6 +857,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
         join(backend, init_method, *args, **options)
 
     def left(leave: Any, *args: Any, **options: Any) -> None:
+        """Conclude the run, and destroy the process group."""
         for run in runs:
             run.conclude()
         leave(*args, **options)

@@ -157,6 +157,7 @@ def wait_while(check: Callable[[], None]) -> None:
     messages = ThreadPoolExecutor(max_workers=1)
 
     def wait(work: dist.Work, *timeout: datetime.timedelta) -> bool:
+        """Wait for a collective or message, calling ``check`` every `EVERY_S` s; return True once it is over."""
         message = messages.submit(_wait_in_torch, work, *timeout) if timeout else None
         while True:
             try:

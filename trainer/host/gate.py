@@ -84,6 +84,7 @@ def open_door(listener: socket.socket) -> socket.socket:
         await _splice(reader, writer, *await connection())
 
     async def until_the_store_ends() -> None:
+        """Return once the store behind the door has closed a connection, as it has ended."""
         reader, writer = await connection()
         await reader.read()  # it sends nothing that was not asked for
         writer.close()

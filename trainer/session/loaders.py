@@ -291,6 +291,7 @@ class SessionLoader:
             coming = coming if looks_ahead else self._next(batches)
 
     def _next(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch of an iterator, counted as drawn and with common random numbers; None: it is over."""
         self._drawn += 1
         with self._alike():
             return next(batches, None)

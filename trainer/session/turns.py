@@ -207,6 +207,7 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
     turns = [dict(zip(_FIELDS, map(int, word), strict=True)) for word in words]
 
     def deed(rank: int) -> str:
+        """Return a rank's action with step, batch and epoch, in words."""
         turn = turns[rank]
         at = f"batch {turn['batch'] + 1} of epoch {turn['epoch'] + 1}"
         return f"{ACTIONS[turn['action']]} at step {turn['step']} ({at})"

@@ -374,6 +374,7 @@ class Buckets:
 
 
 def _note_made(buckets: weakref.ref[Buckets], index: int, parameter: Tensor) -> None:
+    """Report the gradient of parameter number ``index`` to the buckets, if these still live (a hook of torch)."""
     followed = buckets()
     if followed is not None:
         followed.note_made(index)
