@@ -445,12 +445,9 @@ class ThresholdSettings(Record):
 
     Attributes:
         delta: most of the gradient's energy, as a fraction, that a worker votes to lose.
-        combine: how the workers' votes become a decision: by ``majority``, ``any``, ``all``, or the ``mean`` of their
-            losses.
     """
 
     delta: Part = 0.3
-    combine: Literal["majority", "any", "all", "mean"] = "majority"
 
 
 class ScanSettings(Record):

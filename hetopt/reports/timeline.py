@@ -37,6 +37,7 @@ Kind = Literal[
     "shares_changed",
     "exchange_changed",
     "audit_differs",
+    "loss_diverged",
     "twins_tried",
     "memory_bound_learned",
     "worker_lost",

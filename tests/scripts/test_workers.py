@@ -249,14 +249,28 @@ def ran(folder: Path, text: str) -> tuple[list[int | None], list[str]]:
 def test_it_is_named_with_worker_and_line(text: str, code: int, said: str, tmp_path: Path) -> None:
     codes, reasons = ran(tmp_path, text)
     assert code in codes
-    assert reasons
     assert re.search(said, reasons[0]), reasons
 
 
-def test_a_script_without_a_with_ends_as_one_with_it(tmp_path: Path) -> None:
-    codes, reasons = ran(tmp_path, HEAD + BARE + STEP)
+@pytest.mark.parametrize(
+    ("text", "diverges"),
+    [
+        pytest.param(BARE + STEP, False, id="without a with"),
+        pytest.param(
+            2 * (LOOP.replace("run.loader", "kept := run.loader") + STEP)
+            + "assert sum(len(x) for (x,) in kept) == 96\n",
+            False,
+            id="trains twice, evaluates",
+        ),
+        pytest.param(LOOP + STEP.replace("mean()", "mean() / (1 - rank)"), True, id="a mean over nothing on one"),
+    ],
+)
+def test_a_script_ends_as_it_would_alone(text: str, diverges: bool, tmp_path: Path) -> None:
+    codes, reasons = ran(tmp_path, HEAD + text)
     assert (codes, reasons) == ([0, 0], [])
     events = read_events(tmp_path / EVENTS_FILE)
-    assert [event["event"] for event in events][-2:] == ["session_finished", "training_finished"]
+    kinds = [event["event"] for event in events]
+    assert kinds[-2:] == ["session_finished", "training_finished"]
+    assert kinds.count("loss_diverged") == diverges
     assert events[-1]["step"] == 12
     assert (tmp_path / "model.safetensors").is_file()

@@ -98,6 +98,8 @@ def one_loader(case: Case, run: Session, extra: Extra) -> Iterator[tuple[Tensor,
     loader = loader_of(case, run)
     for _ in range(run.resume(extra), EPOCHS):
         yield from loader
+        with torch.no_grad():  # all samples, on every worker
+            assert sum(len(x) for x, _ in loader) == SAMPLES
         extra["epochs"].step()
 
 

@@ -24,7 +24,7 @@ from .runs import run_of
 SAID = {
     "gravac": "gravac(window=50, eps=0.8, omega=0.05, floor=5, raises=geometric, smoothing=0.5)",
     "accordion": "accordion(gentle=0.1, threshold=0.5, smoothing=1, epochs=10, decay=true)",
-    "threshold": "threshold(delta=0.1, combine=mean)",
+    "threshold": "threshold(delta=0.1)",
     "scan": "scan(time=1, gain=0.5, sensitivity=0.2, least_gain=0)",
     "proportional": "proportional(every=period)",
     "dynamic": "dynamic(smoothing=0.2, dead_band=0.1, least=0.5, most=3, every=epoch)",
@@ -78,7 +78,7 @@ def test_policies_are_what_was_said():
         floor=5, largest=100, window=50, eps=0.8, omega=0.05, raises="geometric", smoothing=0.5
     )
     assert ratio("accordion") == Accordion(gentle=0.1, strong=0.01, threshold=0.5, smoothing=1, epochs=10, decay=True)
-    assert ratio("threshold") == ThresholdRatio(ratio=0.01, delta=0.1, combine="mean")
+    assert ratio("threshold") == ThresholdRatio(ratio=0.01, delta=0.1)
     assert ratio("scan") == ScanRatio(options=OPTIONS, time=1, gain=0.5, sensitivity=0.2, least_gain=0)
 
     def batch(name):

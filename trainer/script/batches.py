@@ -29,6 +29,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 from torch.utils._pytree import tree_leaves
 
 from hetopt.core import formatting
@@ -516,11 +517,13 @@ class Registry:
         open: tuple of the one open session; empty: no session is open.
         begun: number of sessions that have begun in this process.
         shares: facts on what devices are to share of the last session's model, and on its blocks; empty: nothing.
+        store: store in which sessions of several workers meet, one after the other; None: none was opened.
     """
 
     open: tuple[Any, ...] = ()
     begun: int = 0
     shares: dict[str, Any] = field(default_factory=dict)
+    store: Store | None = None
 
     def enter(self, session: object) -> None:
         """Register a session that begins.

@@ -81,6 +81,7 @@ class Periods:
         self.computed: Mark | None = None
         self.drawn: Place = (0, 0)
         self.samples_seen = 0
+        self._has_diverged = False
 
     def begin(
         self,
@@ -239,8 +240,20 @@ class Periods:
             self._write(self.engine, self.engine.read(self.engine.gather()), epoch)
 
     def _write(self, engine: Engine, period: Period, epoch: float) -> None:
-        """Log a period and, on rank 0, its step times; nothing if the loss is not finite; OSError: the disk refuses."""
+        """Log a period and, on rank 0, its step times; of a loss that is not finite that alone, once.
+
+        OSError: the disk refuses.
+        """
         if period.diverged:
+            if not self._has_diverged:
+                self._has_diverged = True
+                self.events.write(
+                    "loss_diverged",
+                    step=engine.step,
+                    reason=f"the loss is {period.loss} in the last {period.steps} steps; where one process trains "
+                    f"well, one of the shares {', '.join(map(str, period.local_batch_sizes))} may have nothing that "
+                    "its mean counts: a session's run.backward(loss, weight=count) mends that",
+                )
             return
         engine.tell(period, epoch=epoch, samples_seen=self.samples_seen)
         if self._folder is not None and self._rank == 0 and engine.synchroniser is None:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -212,7 +212,9 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
         # All are on this machine: gloo would listen on the address that its name stands for, which others may reach.
         for name, interface in collectives_on(LOOPBACK).items():
             os.environ.setdefault(name, interface)
-    store = group_store(os.environ, rank)
+    # Groups of one name would read in a store what earlier ones have left there: each session has a part of its own.
+    REGISTRY.store = REGISTRY.store or group_store(os.environ, rank)
+    store = PrefixStore(f"session/{REGISTRY.begun}", REGISTRY.store)
     # A device by a name that no other of its machine has, whatever index each process knows it by.
     cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
     device = "cpu" if cuda is None else f"cuda:{torch.cuda.get_device_properties(cuda).uuid}"

@@ -177,8 +177,13 @@ class Flow:
         self._random: States | None = None  # as the step ended after which the script is to stop
         self._is_epoch_over = False  # while the last batch of it is not computed
         REGISTRY.enter(self)
-        room = 0 if only is None else only.room  # numbers of a gradient that a message can carry
-        self._gate = StepMessages(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=room)
+        self._gate = StepMessages(
+            number=REGISTRY.begun,
+            rank=rank,
+            world_size=world_size,
+            store=store,
+            room=0 if only is None else only.room,  # numbers of a gradient that a message can carry
+        )
         self._periods = Periods(spec, rank, world_size, folder, store=store, watched=lambda: self._gate)
         every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
         known = set(map(id, model.parameters()))
@@ -222,7 +227,8 @@ class Flow:
         A dataset is read by index in the order that the loader's sampler draws, as rank 0 would. A stream (an iterable
         dataset) is read whole by every worker, and must give all of them the same samples in the same order. Functions
         that are given the loader alone find this session as its ``run``. Evaluation loaders need nothing: every worker
-        may evaluate all, or rank 0 alone. A worker without a share of a batch gets a few rows that do not count.
+        may evaluate all, or rank 0 alone. This one gives all samples, too, inside ``torch.no_grad()`` and after the
+        session. A worker without a share of a batch gets a few rows that do not count.
 
         Args:
             loader: the script's DataLoader, whose batch size is that of all workers together; it is not changed.

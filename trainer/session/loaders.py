@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from hetopt.core.errors import BadInput
 from hetopt.trainer.context import States
 from hetopt.trainer.data.fetch import samples_in
-from hetopt.trainer.script.batches import CommonNumbers, Part, Place, ShareTable, mark_of, own_items
+from hetopt.trainer.script.batches import REGISTRY, CommonNumbers, Part, Place, ShareTable, mark_of, own_items
 
 if TYPE_CHECKING:
     from hetopt.trainer.session.flow import Flow
@@ -237,7 +237,13 @@ class SessionLoader:
                 return
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch at once, and return its batches; after a restored state those that it left over."""
+        """Begin an epoch at once, and return its batches; after a restored state those that it left over.
+
+        Without gradients, or once the session has ended, nothing is shared out or counted: the batches are whole, those
+        of the script's own loader.
+        """
+        if not torch.is_grad_enabled() or self._flow not in REGISTRY.open:
+            return iter(self._loader)
         # At once, as the script's own loader does: it draws a seed here, and its readers begin.
         before, alike = States.now(), cast(AbstractContextManager[None], nullcontext())
         if self._skip and self._has_begun:  # what is left of the epoch was not asked for: another begins

@@ -267,14 +267,15 @@ class Remarked(Happened):
 
     A checkpoint that could not be written (``checkpoint_failed``), or not be read when the run went on
     (``checkpoint_skipped``); that audits have shown that shares compute something else than one machine
-    (``audit_differs``, once in a run); that a rehearsal takes longer than was planned.
+    (``audit_differs``, once in a run); that the loss of a script is not finite (``loss_diverged``, once in a session);
+    that a rehearsal takes longer than was planned.
 
     Attributes:
         step: number of steps before; None: not told.
         reason: sentence on what happened; empty: not told.
     """
 
-    event: Literal["checkpoint_failed", "checkpoint_skipped", "audit_differs", "miniature_slowed"]
+    event: Literal["checkpoint_failed", "checkpoint_skipped", "audit_differs", "loss_diverged", "miniature_slowed"]
     step: Count | None = None
     reason: Sentence = ""
 

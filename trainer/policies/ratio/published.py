@@ -16,8 +16,8 @@ Departures: norms are of the whole gradient, not layer by layer, and a look come
 
 **Threshold** (ScaDLES, arXiv 2301.08897) compresses only while little is lost, by vote. A worker votes to compress if
 ``(|g|^2 - |top-k(g)|^2) / |g|^2 <= delta``, that is, if its gain is at least 1 - delta. The released code lets a
-minority or a tie decide; here a majority is more than half, and other ways to combine votes have names. The gain is of
-gradient and residual, which is what is sent; the paper mixes the two.
+minority or a tie decide; here a majority is more than half. The gain is of gradient and residual, which is what is
+sent; the paper mixes the two.
 
 **GraVAC** (arXiv 2305.12201) searches the compression factor while training. Factors are 1 / ratio here, as in the
 paper: 10 sends a tenth. There is a floor factor, and a candidate above it.
@@ -187,7 +187,7 @@ _ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
 class ThresholdRatio(ThresholdSettings):
     """Ratio policy of one ratio or dense exchange, by the workers' votes on the energy that the ratio would lose.
 
-    A ``delta`` of 0 is dense, of 1 always compressed. Votes that are combined by ``mean`` judge the workers' mean loss.
+    A ``delta`` of 0 compresses where nothing is lost, one of 1 always.
 
     Attributes:
         ratio: fraction of the elements that is sent when the workers compress.
@@ -212,23 +212,14 @@ class ThresholdRatio(ThresholdSettings):
         gains = observation.gains_at(self.ratio)
         if gains is None:
             return state, RatioDecision(ratio=observation.ratio, measure_gain=True)
-        ratio = self.ratio if self._compresses(gains) else DENSE
+        votes = [gain >= 1 - self.delta - _ROUNDING for gain in gains]
+        ratio = self.ratio if 2 * sum(votes) > len(votes) else DENSE
         if ratio == observation.ratio:
             return state, RatioDecision(ratio=ratio, measure_gain=True)
         loss = 1 - sum(gains) / len(gains)
         allowed = f"up to {100 * self.delta:.1f} % is allowed"
         reason = f"{percent(self.ratio)} would lose {100 * loss:.1f} % of the gradient's energy, {allowed}"
         return state, RatioDecision(ratio=ratio, reason=reason, measure_gain=True)
-
-    def _compresses(self, gains: tuple[float, ...]) -> bool:
-        """Return whether compressing loses at most ``delta``, by mean or votes of gains; False if ``delta`` is 0."""
-        if self.delta == 0:
-            return False
-        least = 1 - self.delta - _ROUNDING
-        if self.combine == "mean":
-            return sum(gains) / len(gains) >= least
-        needed = {"majority": len(gains) // 2 + 1, "any": 1, "all": len(gains)}
-        return sum(gain >= least for gain in gains) >= needed[self.combine]
 
 
 class GravacState(Record):
