@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 import torch
 from torch import Tensor
@@ -21,6 +21,19 @@ from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.policies.ratio.policy import gain_of
 
+SAMPLED_ELEMENTS = 1 << 24
+"""Most elements of a gradient that gains are measured on. Of a larger one every n-th is looked at: residuals of the whole
+take 24 bytes an element, where training by AdamW takes 16. Of BERT-base's 109 million all gains were within 0.6 % of the
+whole's at three moments of its first 12 steps, in a fifth of the time; of a million elements within 42 %."""
+
+
+def sample_of(elements: int) -> slice:
+    """Return the slice of a flat gradient of so many elements that gains are measured on: all, or every n-th, n odd.
+
+    Widths of layers are even, so that an odd distance comes to every column.
+    """
+    return slice(None, None, -(-elements // SAMPLED_ELEMENTS) | 1)
+
 
 class ResidualGains:
     """Residuals that Top-k's error feedback would have at several ratios, while training sends dense gradients.
@@ -31,14 +44,15 @@ class ResidualGains:
 
     Args:
         ratios: fractions of the elements to measure gains at.
-        followed: ratios whose residuals are kept, each as long as the gradient; at least one.
+        followed: ratios whose residuals are kept, each as long as `sample_of` the gradient; at least one.
         elements: number of elements of the gradient.
         device: where the gradient lies.
     """
 
     def __init__(self, ratios: Sequence[float], followed: Sequence[float], elements: int, device: torch.device) -> None:
         """Make an empty residual for each followed ratio, and find the nearest of these for each ratio."""
-        self._ratios = tuple(ratios)
+        self._ratios, self._sample = tuple(ratios), sample_of(elements)
+        elements = len(range(elements)[self._sample])
         self._residuals = {ratio: ErrorFeedback(elements, device=device) for ratio in followed}
         self._nearest = [min(followed, key=lambda f: abs(math.log(f / ratio))) for ratio in ratios]
         self._elements = elements
@@ -46,7 +60,7 @@ class ResidualGains:
     def follow(self, local: Tensor) -> None:
         """Update the residuals by this worker's weighted flat gradient, [elements] fp32; call it in every step."""
         for ratio, residual in self._residuals.items():
-            residual.commit(TopK(ratio).encode(residual.prepare(local), Turn(Channel())))
+            residual.commit(TopK(ratio).encode(residual.prepare(local[self._sample]), Turn(Channel())))
 
     def measure(self, local: Tensor, crew: ProbeGroup) -> tuple[float, ...]:
         """Return the share of energy that Top-k would retain of all workers' gradient plus residual; collective.
@@ -67,7 +81,7 @@ class ResidualGains:
         for followed, residual in self._residuals.items():
             places = [i for i, nearest in enumerate(self._nearest) if nearest == followed]
             counts = [kept_elements(self._elements, self._ratios[i]) for i in places]
-            *energies, all_of_it = retained_energy(residual.prepare(local), [*counts, self._elements])
+            *energies, all_of_it = retained_energy(residual.prepare(local[self._sample]), [*counts, self._elements])
             for i, largest in zip(places, energies, strict=True):
                 kept[i], whole[i] = largest, all_of_it
         totals = crew.total([*kept, *whole])
@@ -230,5 +244,4 @@ class _Trial:
         )
 
     def _add(self, *values: float) -> None:
-        for place, value in enumerate(values):
-            self._sums[place] += value
+        self._sums = [total + value for total, value in zip_longest(self._sums, values, fillvalue=0.0)]

@@ -205,18 +205,17 @@ class ScriptProbe:
     def _conclude(self) -> None:
         """Wait for the copies beside this one; log facts, all step times, and times of compressors and collectives.
 
-        The script's own process group is ended. Collectives need several copies, compressors a kept gradient. If only
-        steps are watched and there were too few to time, nothing is logged.
+        The script's own process group is ended. Collectives need several copies. If only steps are watched
+        and there were too few to time, nothing is logged.
 
         Raises:
             ProbeStopped: any copy was asked to stop.
             RunFailed: this machine has no loopback interface.
         """
         order = self._order
-        if order.watch == "steps":
-            if not self._measured.points:
-                return  # too few steps to time, or none in this process
-            self._measured.gradient = flat_gradient(self._observer.parameters, torch.float32)
+        if order.watch == "steps" and not self._measured.points:
+            return  # too few steps to time, or none in this process
+        gradient = None if order.compressors is None else flat_gradient(self._observer.parameters, torch.float32)
         if dist.is_initialized():
             dist.destroy_process_group()  # the script's own
         if order.concurrent_workers > 1:
@@ -239,8 +238,8 @@ class ScriptProbe:
         for point in measured.points[:fewest]:
             rows = crew.gather(point.workers[0].row(order.timed_steps))
             crew.record(point.model_copy(update={"workers": tuple(map(WorkerSteps.of, rows))}))
-        if order.compressors is not None and measured.gradient is not None:
-            time_compressors(crew, order.sweep, order.compressors, measured.gradient, None)
+        if order.compressors is not None:
+            time_compressors(crew, order.sweep, order.compressors, gradient, None)
         if order.concurrent_workers > 1:
             time_collectives(
                 crew,

@@ -7,9 +7,6 @@ import statistics
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from hetopt.core.errors import RunFailed
 from hetopt.core.profile import NoiseSample
 from hetopt.core.run_spec import ProbeSchedule
@@ -26,7 +23,6 @@ from hetopt.profiler.records import GainMeasured, MemoryCounted, SweepPoint
 from hetopt.profiler.schedule import batch_ladder
 from hetopt.profiler.script.observer import Course, Observer, Step, Wish
 from hetopt.profiler.script.order import ScriptOrder
-from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.sharding import is_sharded
 
 LIKE = 0.2
@@ -63,7 +59,6 @@ class ScriptCourse:
         operators: number of operators that a step calls; 0: not counted.
         flops_per_sample: floating-point operations of matrix work; None: not counted.
         points: steps at each batch size, in the order of measuring.
-        gradient: the last finite gradient, flat; None: there was none.
         trying: the batch size that is being measured; 0: none.
     """
 
@@ -73,7 +68,6 @@ class ScriptCourse:
     operators: int = 0
     flops_per_sample: float | None = None
     points: list[SweepPoint] = field(default_factory=list)
-    gradient: Tensor | None = None
     trying: int = 0
 
     def run(self) -> Course:
@@ -195,28 +189,27 @@ class ScriptCourse:
     def _train(self) -> Course:
         """Train at the script's own batch size for ``training_s`` seconds, and record noise and gains now and then.
 
-        The first few samples are taken however long they last. Gains need finite gradients.
+        The first few samples are taken once they are due, however late that is. Gains need finite gradients.
         """
         order, begun_s = self.order, self.crew.elapsed_s()
         gains: ResidualGains | None = None
-        count = tried = 0
+        count = 0
         while True:
             due = count % SAMPLE_EVERY_STEPS == 0
-            late = self.crew.elapsed_s() - begun_s > order.training_s
-            if late and tried >= min(FEWEST_SAMPLES, 1 + count // SAMPLE_EVERY_STEPS):
+            is_first = due and count < FEWEST_SAMPLES * SAMPLE_EVERY_STEPS
+            if not is_first and self.crew.elapsed_s() - begun_s > order.training_s:
                 return
             step = yield Wish(learns=True, wants_gradient=True)
             count += 1
-            if step.gradient is not None and bool(torch.isfinite(step.gradient).all()):
-                self.gradient = step.gradient
+            if step.gradient is not None and math.isfinite(step.gradient[0]):
+                _, sample = step.gradient
                 gains = gains or ResidualGains(
-                    USUAL.gain_ratios, USUAL.gain_residual_ratios, step.gradient.numel(), step.gradient.device
+                    USUAL.gain_ratios, USUAL.gain_residual_ratios, sample.numel(), sample.device
                 )
                 if due:
-                    self.crew.record(GainMeasured(gains=gains.measure(step.gradient, self.crew)))
-                gains.follow(step.gradient)
+                    self.crew.record(GainMeasured(gains=gains.measure(sample, self.crew)))
+                gains.follow(sample)
             if due:
-                tried += 1
                 yield from self._sample_noise(count)
 
     def _sample_noise(self, step: int) -> Course:
@@ -248,7 +241,7 @@ class ScriptCourse:
         for _ in range(count + LATE_STEPS):
             step = yield Wish(factor=factor, wants_gradient=True)
             if step.gradient is not None and self._is_of(step, size):
-                squares.append(energy(step.gradient))
+                squares.append(step.gradient[0])
             if len(squares) == count:
                 break
         return statistics.fmean(squares) if squares and all(map(math.isfinite, squares)) else None

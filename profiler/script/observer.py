@@ -26,8 +26,10 @@ from torch.utils.hooks import RemovableHandle
 
 from hetopt.core.errors import HetoptError
 from hetopt.profiler.probe.facts import StepMemoryCount
+from hetopt.profiler.probe.gradient import sample_of
 from hetopt.profiler.probe.sweep import TimedStep, timed_step
 from hetopt.profiler.records import PHASES
+from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.data.fetch import samples_in, tensors_in
 from hetopt.trainer.ddp.comm_hook import keep_modules
 from hetopt.trainer.failure import Lines
@@ -49,7 +51,7 @@ class Wish:
         learns: whether the optimizer may move the parameters; False: its learning rate is 0, so that activations and
             gradients stay those of a sane model.
         inside: contexts to enter around the step, such as counters; empty: none.
-        wants_gradient: whether the gradient is kept for the `Step`.
+        wants_gradient: whether the gradient's energy and a sample of it are kept for the `Step`.
         count: counter of the memory that the step takes; None: memory is not counted.
     """
 
@@ -62,20 +64,21 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Samples, seconds and gradient of one training step of a script.
+    """Samples, seconds and gradient energy of one training step of a script.
 
     Attributes:
         samples: number of samples of the step's batches; 0: not known.
         batches: number of batches that a DataLoader gave the step; 0: there is no DataLoader.
         timed: seconds from the end of the step before to the end of this step; phases are waiting for batches, from a
             batch to its backward pass, backward passes, and the optimizers' updates.
-        gradient: of all parameters, flat fp32, as the last backward pass left it; None: the `Wish` did not want it.
+        gradient: energy of the gradient of all parameters as the last backward pass left it, and `sample_of` its
+            elements, flat fp32; None: the `Wish` did not want it.
     """
 
     samples: int
     batches: int
     timed: TimedStep
-    gradient: Tensor | None
+    gradient: tuple[float, Tensor] | None
 
 
 Course: TypeAlias = Generator[Wish, Step, None]
@@ -94,13 +97,13 @@ LOADING, FORWARD, BACKWARD, UPDATE = range(PHASES)
 
 @dataclass
 class _Seen:
-    """The samples, batches and the spans of each phase of the step under way."""
+    """The samples, batches, gradient and the spans of each phase of the step under way."""
 
     begun: Mark | None = None
     samples: int = 0
     batches: int = 0
     spans: tuple[list[tuple[Mark, Mark]], ...] = field(default_factory=lambda: ([], [], [], []))
-    gradient: Tensor | None = None
+    gradient: tuple[float, Tensor] | None = None
 
 
 def normalises(module: nn.Module) -> bool:
@@ -297,7 +300,8 @@ class Observer:
         self._closes(BACKWARD)
         self._opens(FORWARD)  # another may follow without another batch
         if self._wish.wants_gradient:
-            self._seen.gradient = flat_gradient(self.parameters, torch.float32)  # before the script clips it
+            flat = flat_gradient(self.parameters, torch.float32)  # before the script clips it
+            self._seen.gradient = (energy(flat), flat[sample_of(flat.numel())].clone())
 
     def may_schedule(self) -> bool:
         """Return whether a learning-rate schedule may step now: parameters may move, or no step was taken yet."""

@@ -23,7 +23,7 @@ from hetopt.core.training_laws import (
     pooled_noise,
     smoothed,
 )
-from hetopt.profiler.probe.gradient import retained_energy
+from hetopt.profiler.probe.gradient import SAMPLED_ELEMENTS, retained_energy, sample_of
 from hetopt.profiler.schedule import batch_ladder
 from hetopt.trainer.policies.ratio.policy import gain_of
 
@@ -96,6 +96,11 @@ def test_retained_energy_lost_energy_is_the_squared_error_of_the_mask(values: li
     kept, whole = retained_energy(flat, (count, len(values)))
     error = float(((flat - flat * mask).double() ** 2).sum())
     assert whole - kept == pytest.approx(error, abs=1e-6 * whole)
+
+
+@given(st.integers(1, 10**12))
+def test_a_sample_of_a_gradient_is_the_whole_or_large_and_bounded(elements: int) -> None:
+    assert min(elements, SAMPLED_ELEMENTS // 4) <= len(range(elements)[sample_of(elements)]) <= SAMPLED_ELEMENTS
 
 
 @given(st.integers(10**6, 10**9), st.integers(10**3, 10**7))
