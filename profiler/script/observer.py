@@ -69,7 +69,7 @@ class Step:
         batches: number of batches that a DataLoader gave the step; 0: there is no DataLoader.
         timed: seconds from the end of the step before to the end of this step; phases are waiting for batches, from a
             batch to its backward pass, backward passes, and the optimizers' updates.
-        gradient: of all parameters, flat fp32, as the last backward pass left it; None: the `Wish` did not want it.
+        gradient: gradient of all parameters, flat fp32, after the last backward pass; None: the `Wish` did not want it.
     """
 
     samples: int
