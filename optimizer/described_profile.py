@@ -151,7 +151,7 @@ def described_profile(
         count: counts of the model.
         samples: number that the whole training passes over; the profile's data set has as many.
         batch_size: samples of a step.
-        precisions: of matrix products, the usual one first; the profile has a device for each.
+        precisions: precisions of matrix products, the usual one first; the profile has a device for each.
         now: the profile's date.
         recipe: how the model is trained.
         timed: a past training of the job, by which step times are scaled; None: there was none.

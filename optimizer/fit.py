@@ -292,7 +292,7 @@ def fit(profile: Profile, precision: Precision | None = None) -> FittedModel:
 
     Args:
         profile: what was measured.
-        precision: that steps were computed in, one of the profile's; None: the profile's first.
+        precision: precision that steps were computed in, one of the profile's; None: the profile's first.
     """
     whole, profile = profile, profile.computing_in(precision or profile.precisions[0])
     return FittedModel(

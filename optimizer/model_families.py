@@ -189,8 +189,8 @@ def of_config(config: Mapping[str, Any], tokens: int | None, *, whole: bool = Tr
 
     Args:
         config: the file's fields.
-        tokens: of a sample, for models of language; other models ignore it. None: as many as the model has positions
-            for, at most 1,024, or what the family has by default.
+        tokens: tokens of a sample, for models of language; other models ignore it. None: as many as the model has
+            positions for, at most 1,024, or what the family has by default.
         whole: whether all weights are trained; beside an adapter they may stay quantised.
 
     Raises:
@@ -278,8 +278,8 @@ class Transformer:
         """Return the counts of a model of this family (see `of_config`).
 
         Args:
-            fields: of the configuration, in which faults are noted.
-            tokens: of a sample; None: as many as there are positions, at most `MOST_TOKENS`.
+            fields: fields of the configuration, in which faults are noted.
+            tokens: tokens of a sample; None: as many as there are positions, at most `MOST_TOKENS`.
 
         Raises:
             BadInput: there are more tokens than positions that the model has learned.
@@ -370,7 +370,7 @@ class Layers:
 
     Attributes:
         count: number of layers.
-        width: of a token between layers.
+        width: width of a token between layers.
         heads: width of all attention heads together.
         number_of_heads: number of attention heads.
         inner: width inside a layer, summed over the experts that a token passes.
@@ -398,10 +398,10 @@ class Layers:
         pair of tokens (equation 1).
 
         Args:
-            name: of the model.
-            parameters: of the whole model.
+            name: name of the model.
+            parameters: parameters of the whole model.
             head: weights of the output, which each token is multiplied with.
-            tokens: of a sample.
+            tokens: tokens of a sample.
             vocabulary: entries of the output for each token; 0: none.
             fused: whether attention is one kernel, which keeps no scores, in the family's published code.
         """
@@ -582,7 +582,7 @@ def _convolutional(name: str, pixels: int, convolutions: Sequence[tuple[int, int
     """Return the counts of a convolutional network; each output is kept twice, and normalised.
 
     Args:
-        name: of the family.
+        name: name of the family.
         pixels: side of the picture.
         convolutions: (channels in, channels out, side of the kernel, side of the output) of each.
         head: parameters of the classifier.

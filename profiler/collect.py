@@ -76,7 +76,7 @@ def collect(
 
     Args:
         events: the whole log, in order; events that are not a probe's are passed over.
-        schedule: of the probe.
+        schedule: schedule of the probe.
         device_type: catalogue name of the machine, or ``local``.
         started_at_s: when the processes were started, seconds since the epoch (the clock of the events).
         hetopt_version: version of this program.
@@ -135,11 +135,11 @@ def _devices(
     """Return a device for each sweep that measured anything, step times scaled to the usual speed of the processor.
 
     Args:
-        events: of the probe.
+        events: events of the probe.
         points: step times that the profile keeps.
         usual_s: mean time of the calibration micro-benchmark, in seconds; None: not timed, and step times stay as they
             are.
-        schedule: of the probe.
+        schedule: schedule of the probe.
         device_type: catalogue name of the machine, or ``local``.
 
     Raises:
@@ -231,7 +231,7 @@ def _memory_limit(limit_bytes: int, points: Sequence[SweepPoint], end: SweepEnde
     """Return a worker's memory limit in bytes, lowered below the predicted peak of a batch that did not fit.
 
     Args:
-        limit_bytes: as logged for the device.
+        limit_bytes: bytes that a worker may use, as logged for the device.
         points: step times with their peak memory.
         end: the batch that did not fit; None: all fitted.
     """
@@ -386,7 +386,7 @@ def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_
     At least 1. A target that the first evaluation reaches counts at that evaluation's step.
 
     Args:
-        evaluations: in increasing order of step.
+        evaluations: evaluations in increasing order of step.
         target: value of the metric to reach.
         higher_is_better: whether reaching means at least (True) or at most (False) ``target``.
     """

@@ -68,7 +68,7 @@ def make_schedule(
     part of that time, and the first pilot is run again in each of the others.
 
     Args:
-        seed: of weights, sample order and the probe's own choices.
+        seed: seed of weights, sample order and the probe's own choices.
         workers: worker processes of the probe.
         logical_cpus: processors that they share.
         batch_size: the task's own global batch size, samples.
@@ -76,7 +76,7 @@ def make_schedule(
         time_budget_s: the whole probe, in seconds. A slow task still gets a few steps at the two smallest batch sizes.
         accelerators: number of GPUs of the host; with any, a worker alone has one GPU and its part of the processors.
         syncs: ways to synchronise whose cost in steps is to be measured, as `PilotProbe.sync`; empty: none.
-        precisions: to compute in, at least one; all else is measured in the first.
+        precisions: precisions to compute in, at least one; all else is measured in the first.
         exchanges: compressions whose loss is to be measured on the pilots' gradients; empty: none.
         timed: compressions whose own work is to be timed, beside the usual ones; empty: none.
     """

@@ -27,7 +27,7 @@ def meet_one_version(store: Store, rank: int, world_size: int, release: str | No
 
     Args:
         store: store that all workers have open; each writes its version into it.
-        rank: of this worker, from 0 on.
+        rank: rank of this worker, from 0 on.
         world_size: workers of the group.
         release: this worker's version; None: the installed one.
 
@@ -58,9 +58,9 @@ def join_group(store: Store, rank: int, world_size: int, device: object, timeout
 
     Args:
         store: store that all workers have open; each writes its version and device into it.
-        rank: of this worker.
+        rank: rank of this worker.
         world_size: workers of the group.
-        device: of this worker, by a name that no other device of its machine has.
+        device: device of this worker, by a name that no other device of its machine has.
         timeout_s: seconds that any collective of the group may take before it fails.
 
     Raises:

@@ -25,7 +25,7 @@ class WorkerContext:
     torch's default process group is initialised whenever ``world_size > 1``.
 
     Attributes:
-        spec: of the run.
+        spec: spec of the run.
         rank: rank of this worker, from 0 on.
         world_size: number of workers.
         device: device of this worker.

@@ -86,7 +86,7 @@ class Balance:
     """The batch policy of a run with its state, and the local batch sizes it last decided on; the same on every rank.
 
     Args:
-        spec: of the run.
+        spec: spec of the run.
         policy: rule that decides on local batch sizes.
         minimum: least local batch size of a worker, in samples.
 

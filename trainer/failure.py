@@ -119,7 +119,7 @@ class FailureReport(AbstractContextManager["FailureReport"]):
 
     Args:
         run_dir: folder of the run.
-        rank: of the worker.
+        rank: rank of the worker.
 
     Attributes:
         exit_code: exit code that the process should have; 0: no error ended the worker.

@@ -180,8 +180,8 @@ class Task:
             partition of the evaluation data add up to the same whole. Runs in eval mode without gradients. None: the
             summed loss.
         metrics: named metrics from the summed values and the number of samples.
-        target: which of those metrics has to reach what; the usual one, a mean loss of at most 0, stands for none:
-            such a task is planned for epochs or steps.
+        target: metric and value to reach; the usual target, a mean loss of at most 0, stands for none: such a task is
+            planned for epochs or steps.
         batch_size: samples of the global batch that the learning rate was tuned at.
         learning_rate_rule: how the learning rate follows the global batch size: in proportion ("linear", Goyal et
             al. 2017), by its square root ("sqrt", Krizhevsky 2014), or not at all ("none").
@@ -280,7 +280,7 @@ def evaluation_sums(
 
     Args:
         task: how to evaluate.
-        model: on the device.
+        model: model on the device.
         dataset: the evaluation data.
         indices: indices of the samples to evaluate.
         device: device to compute on; the model is there already.
@@ -425,7 +425,7 @@ def evaluate(
         dataset: the evaluation data.
         shares: local batch sizes, or other weights of the workers, in rank order; each worker evaluates samples in
             proportion.
-        rank: of this worker.
+        rank: rank of this worker.
         device: device of this worker.
 
     Raises:

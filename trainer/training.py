@@ -227,7 +227,12 @@ def probe_loss(
 class _Computed:
     """The gradient of a part of a batch, with its samples and its count: what the loss states, or its targets.
 
-    Of a sharded model it is this device's part of the gradient; every device computes the same samples.
+    Attributes:
+        gradient: flat gradient in double precision on the CPU; of a sharded model this device's part.
+        samples: number of samples, the same on all devices of a sharded model.
+        count: count that the loss is a mean over; 0: not recognised.
+        is_stated: whether the loss states the count.
+        is_part: whether the model is sharded.
     """
 
     gradient: Tensor
@@ -652,7 +657,7 @@ class Training(Engine):
         Args:
             shared: state of all workers.
             rank_state: state of this worker alone.
-            source: where the states are from, for errors, as "the checkpoint of step 5".
+            source: origin of the states, for errors, as "the checkpoint of step 5".
 
         Raises:
             BadInput: the states do not fit the task, its data or the exchange.

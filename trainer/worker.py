@@ -225,7 +225,7 @@ def main(arguments: list[str], work: Imports = training) -> int:
     Failures are logged in the run's folder and told by the exit code. A script of the run is run in this process.
 
     Args:
-        arguments: of the command line: the run's folder.
+        arguments: arguments of the command line: the run's folder.
         work: imports and returns what the worker does once it has joined the others; where workers may be lost, `train`
             in any case.
 

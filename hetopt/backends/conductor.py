@@ -36,10 +36,10 @@ class Situation:
         members: names of the hosts of the present generation.
         there: names of the hosts that are connected.
         allowed: names of the hosts that may be used now.
-        fresh: hosts that came after the last placement: what they were in it is lost.
+        fresh: hosts that came back after the last placement, without the state that they had in it.
         ended: exit code of each member whose workers have ended in this generation.
         failed_for_s: seconds since the first of these failed; 0 while none has.
-        pauses: whether all were told to save a checkpoint and wait.
+        pauses: whether all members were told to save a checkpoint and wait.
         reduced: whether members were lost that the others go on without; where these end, too, all start again.
         over: whether the run came to an end of its own.
         stopping: whether somebody asked the run to end.
@@ -223,7 +223,7 @@ class Conductor(ABC):
         return True
 
     def takes_back(self, host: str) -> bool:
-        """Return whether a host that was not there joins the training ones; then it becomes a member of the generation.
+        """Add a host that has come back to the members if it may join training from memory; return whether it may.
 
         False: it is a member already, or can only take part in the next generation.
         """

@@ -207,10 +207,10 @@ def predict_run(
     startup_s: float,
     exchanges_on_processors: bool = False,
 ) -> Prediction:
-    """Predict the time to a plan's goal from each worker's compute seconds per step, and the exchange. It costs 0 USD.
+    """Return the predicted time to a plan's goal, from workers' compute seconds of a step and the exchange; for 0 USD.
 
-    The centre is of a machine that nobody else uses, as far as processor time tells. Intervals reach as far as
-    contention has been seen to; what was timed on the wall may also have been as much too long.
+    Medians are for a machine that nobody else uses. Upper ends of intervals are widened by the contention that was
+    seen (`contention_reach`), and lower ends for the part that was timed by wall clock.
 
     Args:
         model: fitted to the plan's profile.
@@ -269,7 +269,13 @@ def predict_run(
 
 
 def _reaching(interval: Range, on_wall: float, reach: float) -> Range:
-    """Widen an interval of time by contention, of which a part was timed on the wall."""
+    """Return an interval of time with the upper end times ``reach``, and the lower end less for its part ``on_wall``.
+
+    Args:
+        interval: seconds on a machine without contention.
+        on_wall: part of it that was timed by wall clock, 0 to 1, and may have been ``reach`` times too long.
+        reach: wall over processor time that contention reaches, at least 1.
+    """
     shorter = 1 - on_wall * (1 - 1 / reach)
     return interval.model_copy(update={"low": shorter * interval.low, "high": reach * interval.high})
 
@@ -311,7 +317,7 @@ class ExchangeGroup:
     def exchange(self, compression: Compression) -> tuple[float, float]:
         """Return the seconds that links need for one exchange, without waiting, and their relative standard deviation.
 
-        What all operations have in common is wrong for all of them.
+        Errors of the operations are taken to be the same, and add up.
 
         Raises:
             BadInput: as of `operations`.
@@ -324,7 +330,7 @@ class ExchangeGroup:
         return total_s, sum(link.sd_s(terms.messages, terms.traffic_bytes) for link, terms in hops) / total_s
 
     def compress_s(self, compression: Compression) -> float:
-        """Return a worker's seconds of compressing and decompressing in one exchange; 0 if that was not timed."""
+        """Return a worker's seconds of compressing and decompressing in one exchange; 0: not timed, nor predictable."""
         device, numel = self.model.reference.device, self.model.profile.job.parameters
         work = own_work(compression, self.compressors, numel=numel, copy_bytes_per_s=device.copy_bytes_per_s)
         if work is None:
@@ -344,7 +350,7 @@ class ExchangeGroup:
         return gain_of(self.model, compression)
 
     def is_assumed(self, compression: Compression) -> bool:
-        """Return whether a compression's time on a worker was not profiled, so that none counts; False for dense."""
+        """Return whether a compression's time on a worker was not profiled; False for dense gradients."""
         return compression.name != IDENTITY and timed_as(compression) not in self.compressors
 
 
@@ -498,7 +504,8 @@ def _notes(run: RunSpec, chosen: Compression, group: ExchangeGroup, *, to_target
             f"{CONTROLLERS[run.ratio_policy]}); the prediction is for {sent} in every step."
         )
     if group.is_assumed(chosen):
-        yield f"What {chosen.name} costs a worker was not profiled: nothing is counted."
+        counted = "predicted by another compressor or by copying" if group.compress_s(chosen) else "nothing is counted"
+        yield f"What {chosen.name} costs a worker was not profiled: {counted}."
     if to_target and group.measured_gain(chosen) is None and not run.is_local:
         yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."
 

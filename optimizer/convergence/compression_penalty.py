@@ -379,7 +379,7 @@ def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | Non
     """Return energy retained and noise added by compressor, from a profile's trials; unknown methods are skipped.
 
     Args:
-        trials: of the profile; of several at one ratio or number of levels, the last gain counts, and all variances.
+        trials: trials of the profile; of several at one ratio or number of levels, the last gain and all variances.
         noise_scale: gradient noise scale, samples; None: not known.
         batch_size: global batch size of the trials, samples.
     """

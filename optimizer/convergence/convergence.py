@@ -66,10 +66,10 @@ class Convergence:
     Attributes:
         noise_scale: Bn = tr(cov) / |G|^2 over the pilots, samples; None: not measured.
         pilot_batch_sizes: global batch sizes of the pilots that reached the target, samples; () without a curve.
-        basis: where the figures come from, in words, with the learning-rate rule that they hold for.
+        basis: source of the figures, in words, with the learning-rate rule that they hold for.
         curve: steps by batch size; None: no pilot reached the target, or one did and no noise scale is known.
-        gate: which compression may be used and what it costs in steps, by the compressed pilots where there are any.
-        local: which local SGD policies may be used, by the pilots under local SGD.
+        gate: rule of which compression may be used, with its cost in steps, by the compressed pilots if there are any.
+        local: rule of which local SGD policies may be used, by the pilots under local SGD.
         is_early: whether the noise was measured from new weights on, and not from a checkpoint.
     """
 
@@ -187,7 +187,7 @@ class EqualSteps:
         """Return the critical batch size (samples) whose law gives one larger batch size the steps expected here.
 
         Args:
-            batch_size: that batch size, above `batch_size`, samples.
+            batch_size: larger batch size, samples; above the attribute of that name.
         """
         worth = float(1 / self.curve.relative(batch_size, self.batch_size)[0])
         # A step that is worth the ratio of the sizes has no such size; a thousand times as large is none, either.

@@ -134,7 +134,7 @@ class Usage:
     """Billed seconds and checkpoints of a run; scalars for one cluster, arrays of one length for many.
 
     Attributes:
-        start_up_s: from the request to the first step, paid in full.
+        start_up_s: seconds from the request to the first step, paid in full.
         work_s: training, evaluations included.
         interruption_s: expected restarts, repeated work and checkpoints.
         checkpoint_bytes: size of one checkpoint in the bucket; 0: none is written there.
@@ -217,7 +217,7 @@ def itemise(
         usage: billed seconds and checkpoints, scalars.
         billing: the provider's terms.
         disk_gb: size of each machine's volume.
-        hazard_basis: where the expected interruptions come from, in words of the bill.
+        hazard_basis: source of the expected interruptions, in words of the bill.
     """
     start, work, lost = (float(np.asarray(part)) for part in (usage.start_up_s, usage.work_s, usage.interruption_s))
     whole = float(billed_hours(start + work + lost, billing))

@@ -277,7 +277,7 @@ def planned_usage(
     """Return the billed seconds and checkpoints of a planned run; scalars for one cluster, arrays for many.
 
     Args:
-        start_up_s: from the request to the first step.
+        start_up_s: seconds from the request to the first step.
         work_s: training, evaluations included.
         interruption_s: expected restarts, repeated work and checkpoints.
         machines: number in the cluster; after a loss each reads the checkpoint.

@@ -55,11 +55,11 @@ class Finalist:
         work_s: median of training without losses, evaluations included.
         step_time_log_sd, steps_log_sd: standard deviations of the logs of step time and of the number of steps.
         billing: prices beside the machines' own.
-        start_up_s: from the request to the first step; ``start_up_log_sd`` is the spread of the log.
-        restart_s: from a loss to training again.
-        checkpoint_s: for which training pauses to copy a checkpoint of ``checkpoint_bytes`` (0: none in the bucket).
+        start_up_s: seconds from the request to the first step; ``start_up_log_sd`` is the spread of the log.
+        restart_s: seconds from a loss to training again.
+        checkpoint_s: seconds of pause to copy a checkpoint of ``checkpoint_bytes`` (0: none in the bucket).
         interval_s: work between checkpoints; infinite: none is saved, and a loss costs all work so far.
-        written_s: from a checkpoint's copy until it is on disk.
+        written_s: seconds from a checkpoint's copy until it is on disk.
         before_usd: paid before machines are rented, such as for the data set's transfer.
         disk_gb: size of each machine's volume.
         deadline_s: a run that would end later moves to machines on demand in time; 0: no run moves.

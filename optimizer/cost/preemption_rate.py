@@ -351,7 +351,7 @@ def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPre
     """Add observed pools to the file at ``path`` under a lock, and return its new content; a missing file is made.
 
     Args:
-        path: of the file.
+        path: path of the file.
         seen: observed pools; figures of a pool that the file has already are added to it.
         until: when the last of it was seen, ISO 8601.
 

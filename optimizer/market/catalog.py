@@ -81,7 +81,7 @@ class Price:
     """Hourly price of one machine, USD: Linux, shared tenancy, before tax and discounts; with market and region.
 
     Attributes:
-        date: of the oldest figure the price was made from.
+        date: date of the oldest figure the price was made from.
         source: title of the data the price is from, for people.
         is_estimate: made from the on-demand price and a published saving; nobody paid it.
         log_sd: standard deviation of the log of (what will be paid / ``usd_per_hour``); 0 for a list price.
@@ -202,13 +202,13 @@ class Catalog:
 
     Attributes:
         directory: folder that the catalogue was read from.
-        region: of the prices, such as us-east-1; "own" for machines of one's own.
+        region: region of the prices, such as us-east-1; "own" for machines of one's own.
         regions: every region that the catalogue knows something about.
         instance_types: every type of the cloud by name, whether or not the region has it.
-        listings: by type name, zones and prices in ``region``; types of which nothing is known there are missing.
-        sources: where the figures of each file come from.
-        all_caveats: in the order of the file (see `caveats` for those of one type).
-        cloud: that rents the machines out, such as "aws"; "own": nobody does.
+        listings: zones and prices in ``region``, by type name; types of which nothing is known there are missing.
+        sources: sources of the figures of each file.
+        all_caveats: caveats in the order of the file (see `caveats` for those of one type).
+        cloud: cloud that rents the machines out, such as "aws"; "own": nobody does.
     """
 
     directory: Path
@@ -266,7 +266,7 @@ class Catalog:
         Zones and spot prices stay as they are; the source of a given price is 'your own'.
 
         Args:
-            usd_per_hour: of one machine, by instance type; other types keep the prices they have.
+            usd_per_hour: price of one machine, by instance type; other types keep the prices they have.
             today: the date of those prices.
 
         Raises:
@@ -345,7 +345,7 @@ def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
     costs no less than on demand, which cannot be interrupted.
 
     Args:
-        catalog: with the region's listings.
+        catalog: catalog with the region's listings.
         market: the only market to look at, "spot" or "on-demand"; None: both.
 
     Raises:
@@ -423,9 +423,9 @@ def _listing(
     Where the line has no spot price, spot is estimated from the published saving.
 
     Args:
-        row: of the file.
-        instance: that the row is of.
-        region: of the file.
+        row: row of the file.
+        instance: instance that the row is of.
+        region: region of the file.
         origin: gives the date and the title of a column's source.
     """
     on_demand = spot = saving = band = None
@@ -516,7 +516,7 @@ def unknown_region(name: str, regions: Iterable[str], what: str = "region") -> B
     """Return, not raise, the error of a name that no region has; a city, such as Frankfurt, hints at its region.
 
     Args:
-        name: as somebody wrote it.
+        name: name as somebody wrote it.
         regions: the names that there are; close ones are part of the hint.
         what: word for a region in the message.
     """

@@ -47,8 +47,8 @@ def why_none(listings: Sequence[T], filters: Sequence[Filter]) -> str:
     it is 'nothing is known of the region'.
 
     Args:
-        listings: to choose from.
-        filters: at least one if there are listings; together they keep nothing.
+        listings: listings to choose from.
+        filters: filters that together keep nothing; at least one if there are listings.
     """
     if not listings:
         return "nothing is known of the region"
@@ -184,12 +184,12 @@ class RentableGpu:
     """GPU model that can be rented, its memory and peak rates, and the cheapest machine with it; None: not known.
 
     Attributes:
-        name: of the model, such as A10G.
-        memory_gib: of one GPU as machines report it, a little below the nominal for some.
+        name: name of the model, such as A10G.
+        memory_gib: memory of one GPU as machines report it, a little below the nominal for some.
         compute_capability: NVIDIA's compute capability, such as '8.6'.
         fp32_tflops, tf32_tflops, bf16_tflops, fp16_tflops: peak rates of matrix products of one GPU, dense.
-        bandwidth_gb_per_s: of its memory.
-        source: of the rates.
+        bandwidth_gb_per_s: bandwidth of its memory.
+        source: source of the rates.
         count: GPUs of the machine.
         machine: the cheapest machine with this GPU, with its prices.
     """
@@ -258,7 +258,7 @@ def rentable_gpus(
     taken.
 
     Args:
-        catalog: with the region.
+        catalog: catalog of the region.
         names: only these GPUs, by any of their names; empty: all.
         market: in which the cheapest machine is sought, 'any': in both. Where any price is known at all, machines that
             have none in a named market are left out.

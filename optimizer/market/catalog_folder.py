@@ -44,7 +44,7 @@ def write_catalog(home: Path, region: str, day: str, files: Mapping[str, str]) -
 
     Args:
         home: folder of the catalogues of all regions.
-        region: that the catalogue is of.
+        region: region that the catalogue is of.
         day: ISO 8601, as 2026-07-20.
         files: text by path inside the folder.
 
@@ -128,8 +128,8 @@ def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetim
     """Return a sentence on prices over `STALE_DAYS` old, or on the day of other clouds' prices; None: none is due.
 
     Args:
-        catalog: that the prices are from; for other clouds than AWS there is always a sentence if there is a date.
-        dates: of the prices; empty: None is returned.
+        catalog: catalog of the prices; for other clouds than AWS there is always a sentence if there is a date.
+        dates: dates of the prices; empty: None is returned.
         today: the present day.
     """
     days = sorted({(today - when).days for when in dates})

@@ -82,7 +82,7 @@ def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Pa
     None in ``prices``, and zones, stay as bundled. Spot prices that are too low to be true are left out.
 
     Args:
-        prices: of the public feeds, for ``region``.
+        prices: prices of the public feeds, for ``region``.
         region: whose file is made anew.
         day: when the feeds were read.
         bundled: folder of the bundled catalogue.
@@ -233,9 +233,10 @@ class PublicFeeds:
         """Download a region's price list (newest of ``versions``); return its prices, and its part of ``everywhere``.
 
         Args:
-            region: of AWS.
-            versions: as `versions` returns them.
-            everywhere: as `everywhere` returns it; a feed without the region counts as one that gave nothing.
+            region: region of AWS.
+            versions: newest version of each region's price list, as `versions` returns them.
+            everywhere: spot prices and Spot Advisor of all regions, as `everywhere` returns them; a feed without the
+                region counts as one that gave nothing.
 
         Raises:
             CloudRefused: the price list cannot be reached, or the server refuses it.

@@ -47,7 +47,7 @@ def read_rows(
     Blank cells are unknown, and left out. The whole file is read, and its header checked, before the first record.
 
     Args:
-        path: of the file.
+        path: path of the file.
         make: returns the record of a line's non-blank cells, by column; pydantic's errors become BadInput.
         columns: all columns that the file may have, in any order.
         required: columns that the header must have: their names, or how many of ``columns`` from the first; 0: all.
@@ -153,10 +153,10 @@ class Source(Record):
     """Source of some figures of a catalogue: title, date, licence and caveat.
 
     Attributes:
-        title: of the data, for people.
+        title: title of the data, for people.
         date: when the figures were true: a day or a month, ISO 8601.
         licence: under which the figures may be used.
-        url: where the data are; None: nowhere that can be linked.
+        url: url where the data are; None: nowhere that can be linked.
         caveat: what to know before relying on them; None: nothing.
     """
 
@@ -176,7 +176,7 @@ class Sources(Record):
     """Contents of a catalogue's sources.json: its sources by short name, and the sources of each file's columns.
 
     Attributes:
-        provider: of the machines.
+        provider: provider of the machines.
         by_name: sources by their short names.
         columns: short names of each column's sources, by file and column; ``regions/*.csv`` and ``*`` stand for others.
     """

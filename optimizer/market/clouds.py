@@ -42,8 +42,8 @@ def owned(
     specifications; listings are of the hosts alone, at on-demand prices in the region "own".
 
     Args:
-        catalog: of what can be rented, which knows GPUs and CPUs.
-        hosts: of the inventory.
+        catalog: catalog of what can be rented, which knows GPUs and CPUs.
+        hosts: hosts of the inventory.
         today: the date of their prices.
         measured: names of hosts that the profile has steps of.
 
@@ -70,7 +70,7 @@ def _listing(catalog: Catalog, host: Host, whole: str, today: datetime.date, els
 
     Args:
         catalog: knows GPUs and CPUs.
-        host: to list; it may be a part of a machine.
+        host: host to list; it may be a part of a machine.
         whole: name of the machine that the host is, whole or in part.
         today: the date of the price.
         else_mbit: network rate, Mbit/s, if the inventory has none; None: it must have one.
@@ -128,7 +128,7 @@ def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -
 
     Args:
         catalog: its machines' GPUs are searched beside `known_gpus`.
-        name: in any spelling (see `is_called`).
+        name: name in any spelling (see `is_called`).
         memory_gib: memory of the GPU, of which the nearest size is taken; None: the name must have a single size.
 
     Raises:
@@ -265,7 +265,7 @@ def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tup
     or not NVIDIA's, are left out.
 
     Args:
-        file: in the columns of SkyPilot's vms.csv.
+        file: file with the columns of SkyPilot's vms.csv.
         cloud: name of the cloud from now on.
         base: AWS's catalogue, which knows the GPUs.
         home: folder of imported files.

@@ -84,11 +84,11 @@ class AcceleratorModel:
     Peaks rank devices; a training step reaches a model-dependent share of them, so they are priors and no predictions.
 
     Attributes:
-        name: as the catalogue and messages have it.
+        name: name in the catalogue and in messages.
         memory_gib: nominal memory.
         aliases: other names of the same model.
         confidence: how far the published figures are to be trusted.
-        source: where they were published.
+        source: place where they were published.
         compute_capability: NVIDIA's version of what a device can run, such as '8.6'; None for other makers.
     """
 
@@ -112,7 +112,7 @@ class Accelerator:
     Attributes:
         count: devices that software sees.
         fraction: the part of a physical device that each of them is; below 1 on partitioned GPUs.
-        memory_gib: of one device as software sees it. Nominal for some models, usable for others.
+        memory_gib: memory of one device as software sees it. Nominal for some models, usable for others.
         model: published rates of the whole physical device; None: not known.
     """
 
@@ -177,13 +177,13 @@ class InstanceType:
         network_baseline_gbps: the rate to plan on. ``network_peak_gbps`` is a burst of minutes where it is higher.
         ebs_baseline_mbps: megabits a second to network volumes.
         coremark_iterations_per_s: CoreMark over all vCPUs, a prior for CPU speed.
-        cloud: that rents the type out; `OWN`: the user's own machine.
+        cloud: cloud that rents the type out; `OWN`: the user's own machine.
         unlike: each accelerator of the machine, where they are not alike; ``accelerator`` is then the least of them.
         part_of: name of the user's machine that this type is, whole or with some of its accelerators; None: a rented
             type.
-        source: where the specification comes from.
+        source: source of the specification.
         memory_gib: main memory.
-        architecture: of the processor.
+        architecture: architecture of the processor.
         efa: whether machines have Amazon's network for machine learning, the Elastic Fabric Adapter.
         placement_group: whether machines can be placed close to each other.
         bare_metal: whether no hypervisor is between program and machine.

@@ -36,8 +36,8 @@ class Wishes:
         gpus: names of accelerators, any of which will do, each perhaps with how many a machine has (``L4:4``) or has at
             least (``L4:4+``); without a number any number will do. ``any`` is any CUDA device, ``none`` a machine
             without.
-        architecture: of the processor.
-        market: in which machines may be rented.
+        architecture: architecture of the processor.
+        market: market in which machines may be rented.
         max_hourly_usd: most USD an hour of the whole cluster, so of each machine too.
         zone: the availability zone of all machines, such as ``us-east-1a``.
     """

@@ -98,7 +98,7 @@ def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
     Of several prices of a type the highest is taken, with a remark. A price of 0 is ignored.
 
     Args:
-        pieces: of the CSV file, in order; read to the end.
+        pieces: pieces of the CSV file, in order; read to the end.
         origin: URL of the file, for errors.
 
     Returns:
@@ -172,7 +172,7 @@ def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tup
     """Parse Spot Advisor, and return (saving in percent of on-demand, interruption band) by region and type, for Linux.
 
     Args:
-        pieces: of the JSON file, in order.
+        pieces: pieces of the JSON file, in order.
         origin: URL of the file, for errors.
 
     Raises:

@@ -61,7 +61,7 @@ def fetched(
     A connection that breaks on the way is made again, after 1, 2 and 4 seconds; an answer that refuses is final.
 
     Args:
-        url: of the file.
+        url: url of the file.
         make: parses the file's pieces, which must be read to the end; called anew for each try. Errors of the call go
             through.
         most_bytes: most bytes of the file, unpacked.
@@ -161,7 +161,7 @@ def json_of(pieces: Iterator[bytes], origin: str) -> Any:
     """Return the JSON value in the pieces of a downloaded file.
 
     Args:
-        pieces: of the file, in order; read to the end.
+        pieces: pieces of the file, in order; read to the end.
         origin: URL of the file, for errors.
 
     Raises:

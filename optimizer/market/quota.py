@@ -59,8 +59,8 @@ class Quota:
     """Code, console name and a new account's default, vCPUs, of one AWS quota; not an account's own value.
 
     Attributes:
-        code: by which AWS's service of quotas knows it.
-        name: as the console shows it.
+        code: code in AWS's service of quotas.
+        name: name in the console.
         default: what a new account has.
     """
 
@@ -315,9 +315,9 @@ def keep_quotas(
     Other regions of the same account stay. A damaged file is written anew; a missing folder is made.
 
     Args:
-        path: of the file, see `account_quotas_file`.
+        path: path of the file, see `account_quotas_file`.
         account_id: AWS's number of the account, 12 digits.
-        region: that the quotas are of.
+        region: region that the quotas are of.
         quotas: vCPUs by bucket.
         now: when AWS was asked.
 

@@ -82,7 +82,7 @@ def stand_ins(
         space: search space with its options, those in ``beaten`` too.
         job: inputs of a forecast that do not depend on the cluster.
         limits: budget and deadline that the run has to fit.
-        cluster: as indices into ``space``.
+        cluster: cluster as indices into ``space``.
         candidate: the plan record of the cluster.
     """
     options, types = [space.options[index] for index, _ in cluster.machines], []

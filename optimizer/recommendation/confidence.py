@@ -47,7 +47,7 @@ def simulate(
         job: inputs of a forecast that do not depend on the cluster.
         result: result of the search.
         rows: indices of rows of ``result``, in the order of the returned rows.
-        limits: of the plan; its budget and deadline decide when a run moves.
+        limits: limits of the plan; its budget and deadline decide when a run moves.
         seed: seed of the draws; the same arguments give the same runs.
     """
     forecast, finalists = result.forecast, []
@@ -212,7 +212,7 @@ class Question:
         Kept means with the asked probability in simulated runs, and at the median, beside the other limit.
 
         Args:
-            result: of a search in the same space.
+            result: result of a search in the same space.
             limits: has the other limit; the one that ``limit`` names does not count.
             limit: "budget_usd" or "deadline_s".
         """

@@ -91,7 +91,7 @@ def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer])
 
     Args:
         model: fits of the profile.
-        catalog: of the region, or of one's own machines.
+        catalog: catalog of the region, or of one's own machines.
         offered: offers that were asked for, at least one of which fails by its memory alone.
     """
     instances = {offer.instance_type.name: offer.instance_type for offer in offered}

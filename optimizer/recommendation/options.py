@@ -46,8 +46,8 @@ class Options(Wishes):
             the batch begins. None: the job's own, or, where the goal is a target, search it.
         startup_s: seconds from the request to the first step on rented machines; None: by what each machine has to
             fetch.
-        disk_gb: of each machine; None: what is needed.
-        data_bytes: of the data set, which each machine reads before it trains; 0: not counted.
+        disk_gb: disk of each machine; None: what is needed.
+        data_bytes: bytes of the data set, which each machine reads before it trains; 0: not counted.
         data_region: region where the data set is; None: where the machines are.
         trials: number of clusters that an Optuna sampler proposes beside the exact search, whose best are a study's
             first trials; None: no study, whose import takes as long as the search of a first answer.
@@ -61,7 +61,7 @@ class Options(Wishes):
         observed: what was seen of spot pools, which moves the prior of their preemption rate; None: the prior alone.
         learning_rate_rule: how the learning rate follows the batch size; None: as the task has it.
         sync: how workers put together what they learn, measured or not; None: the best of what was measured.
-        precision: that workers compute in; None: the best of what was measured.
+        precision: precision that workers compute in; None: the best of what was measured.
         compression: names of the methods that gradients may travel by; empty: all whose price is known.
         ratios: shares of the gradient's elements that sparsifying methods send; empty: the ratios that pilots measured.
 

@@ -44,7 +44,7 @@ class _Offer:
     Attributes:
         request: the region's.
         safe: whether the cluster keeps the limits with the probability `SURE`.
-        score: of the cluster at the request's weight of time.
+        score: score of the cluster at the request's weight of time.
         by_wish: least scores of the region's clusters: at each of `TIME_WEIGHTS`, then, at the request's weight, on
             demand, and with each GPU that was named; infinite: none.
         offer: the cluster as a plan shows it.
@@ -143,8 +143,8 @@ def merged(plans: Sequence[Plan], request: PlanRequest) -> Plan:
     Where some plan keeps the limits as surely as asked, plans that are a risk are left out.
 
     Args:
-        plans: at least one, of the same job and goal.
-        request: with the limits, and the catalogue that knows the GPU of every type in the plans.
+        plans: plans of the same job and goal, at least one.
+        request: request with the limits, and the catalogue that knows the GPU of every type in the plans.
     """
     limits, types = request.limits, request.catalog.instance_types
     best = min(plans, key=lambda plan: (plan.risk is not None, expected_score(plan.chosen, limits)))
@@ -196,8 +196,8 @@ def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, n
 
     Args:
         request: profile, goal and options; options that narrow what is rented do not count.
-        hosts: of the inventory.
-        seed: of the search.
+        hosts: hosts of the inventory.
+        seed: seed of the search.
         now: the plan's date.
 
     Raises:
@@ -235,9 +235,9 @@ def better_of(
 
     Args:
         request: profile, catalogue, goal and options.
-        hosts: of the inventory.
+        hosts: hosts of the inventory.
         rented: makes the plan on rented machines.
-        seed: of the search.
+        seed: seed of the search.
         now: the plan's date.
 
     Raises:

@@ -112,7 +112,7 @@ def recommend(
 
     Args:
         request: profile, catalogue, goal and options.
-        seed: of the search.
+        seed: seed of the search.
         now: the plan's date.
         tell: is called with a few words on the part of the work that begins.
 
@@ -329,7 +329,7 @@ class SearchProblem:
     """Inputs of a plan's search: the fitted model, the space of clusters, the job, and the completed goal.
 
     Attributes:
-        goal: with the task's own target written in.
+        goal: goal of the run, with the task's own target written in.
         model: fits of the profile.
         space: the clusters to choose from.
         job: inputs of a forecast that do not depend on the cluster.
@@ -396,7 +396,7 @@ def steps_model(
 
     Args:
         model: fits of the profile.
-        goal: of the run.
+        goal: goal of the run.
         evaluate_every_epochs: epochs between evaluations, at which a target is noticed.
         equal_progress: whether a given length stands for the progress that it makes at the job's own batch size; False:
             for as many epochs or steps at any batch size. Ignored for a run to a target.
@@ -473,8 +473,8 @@ def job_of(
     Args:
         model: fits of the profile.
         shape: parameters that steps share on all machines.
-        goal: of the run.
-        options: of the request; a text as ``batch_size`` means equal progress.
+        goal: goal of the run.
+        options: options of the request; a text as ``batch_size`` means equal progress.
         every: epochs between evaluations.
         billing: terms and prices beside the machines' own.
 
@@ -543,8 +543,8 @@ def space_of(
         shape: parameters that steps share on all machines.
         sampled: machines as step samples predict them; None: there are no samples.
         catalog: machines to choose from.
-        goal: of the run.
-        options: of the request.
+        goal: goal of the run.
+        options: options of the request.
         host: the profiled machine as the catalogue rates it.
 
     Raises:

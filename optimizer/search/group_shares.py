@@ -100,7 +100,7 @@ def feasible(lines: Lines, workers: Integers, batch: Integers) -> NDArray[np.boo
 
     Args:
         lines: compute time of a worker of each group, [rows, groups].
-        workers: of each group, [rows, groups]; 0: the group is empty.
+        workers: workers of each group, [rows, groups]; 0: the group is empty.
         batch: samples of a step, [rows].
     """
     most = np.where(workers > 0, workers * np.minimum(lines.most, batch[:, None]), 0.0).sum(axis=1)

@@ -164,7 +164,7 @@ class Keys(NamedTuple):
 
     Attributes:
         level: 0 where a row is safe, 1 where it fits, 2 otherwise.
-        main: of safe rows the score, of those that fit the risk, of the others the overrun.
+        main: score of rows that are safe, risk of those that fit, overrun of the others.
         second: expected cost, or expected time at the cheapest plan's weight of time.
     """
 

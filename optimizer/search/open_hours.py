@@ -29,7 +29,7 @@ class OpenHours:
 
     Attributes:
         slots_s: length of each slot, seconds; together a day.
-        hosts: by name, whether the host may be used in each slot; a machine that is not listed may always.
+        hosts: whether each host may be used in each slot, by name; a machine that is not listed may always.
     """
 
     slots_s: tuple[float, ...] = (DAY_S,)

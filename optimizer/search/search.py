@@ -155,7 +155,7 @@ def search_study(
         space: machines, batch sizes and exchanges to choose from.
         job: inputs of a forecast that do not depend on the cluster.
         limits: budget, deadline, and the weight of time.
-        result: of exact search, whose best clusters are the first trials.
+        result: result of exact search, whose best clusters are the first trials.
         seed: seed of the sampler that proposes the other trials.
         types: instance types in one cluster at most.
         trials: number of trials beside the first; those that ``kept`` has from before count.

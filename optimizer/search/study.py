@@ -47,7 +47,7 @@ class Study:
         job: inputs of a forecast that do not depend on the cluster.
         limits: budget and deadline of the constraint.
         types: instance types in one cluster at most.
-        seed: of the sampler.
+        seed: seed of the sampler.
 
     Attributes:
         stopped: whether Ctrl-C ended the trials early.

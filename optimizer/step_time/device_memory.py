@@ -194,7 +194,7 @@ def room(
     Args:
         model: fits of the profile.
         on_gpu: whether tensors are on a GPU; else the limit is that of the process, which holds more than they.
-        device_bytes: of the whole device.
+        device_bytes: bytes of the whole device.
         usable: bytes of it that training may use; 0 or less: nothing fits.
         exchange: memory of the exchange that takes most; one that takes nothing will do where no other fits.
         measured: fit of this very device; None: it was not profiled, and the reference device's memory counts.
@@ -274,7 +274,7 @@ def exchange_memory(
     """Return the bytes of device memory that an exchange keeps and takes, the gradient aside; 0 for one worker.
 
     Args:
-        compression: of the gradient; ``auto`` may come to any that sends a part of it, and is taken for topk.
+        compression: compression of the gradient; ``auto``, which may come to any that sends a part, counts as topk.
         gradient_bytes: bytes of the whole gradient in fp32.
         workers: number of workers that exchange.
         sync: policy of synchronization; None: workers exchange in every step.

@@ -114,7 +114,7 @@ class Gpu:
         key: name, memory and form, as the posterior names what it knows: "A100 40 SXM4".
         capability: NVIDIA's compute capability.
         fp32_tflops, tf32_tflops, fp16_tflops: peak rates of matrix products, dense.
-        bandwidth_gb_per_s: of its memory, and ``memory_gib``: the size of that.
+        bandwidth_gb_per_s, memory_gib: bandwidth and size of its memory.
         log_sd: what guessed facts add to the spread of its step time.
         halves_slowly: whether it multiplies slower in 16 bits than in 32, which nobody then does.
     """
@@ -227,9 +227,10 @@ class Cells:
         features: ``x``, a row a cell.
         capability, gpu: compute capability and key of the GPU.
         half: whether matrices are multiplied in 16 bits.
-        job, column: which job, and which set of its runs, all of which have one level.
-        kind: of the model, a place in `KINDS`.
-        likeness: of the column, see `Measured.likeness`.
+        job: name of the job.
+        column: index of the set of the job's runs, all of which have one level.
+        kind: kind of the model, a place in `KINDS`.
+        likeness: likeness of the column, see `Measured.likeness`.
     """
 
     features: Array
@@ -361,7 +362,7 @@ class GpuModel:
         """Return the predicted log seconds of a job's step, [asked], and their covariance, [asked, asked].
 
         Args:
-            measured: at least one step of the same job; the first that says a kind says the job's.
+            measured: steps of the same job, at least one; the first that says a kind says the job's.
             asked: GPUs, precisions and batch sizes to predict.
         """
         kind = next((KINDS.index(step.kind) for step in measured if step.kind is not None), 0)

@@ -79,7 +79,7 @@ def network_of(
     Args:
         model: fits of the profile.
         instance: the machine type.
-        shape: of the job's steps; of it only ``relief``, with step samples.
+        shape: shape of the job's steps; of it only ``relief``, with step samples.
         sampled: the type as step samples predict it; None: they do not.
     """
     if sampled is not None and sampled.network is not None:
@@ -144,7 +144,7 @@ def gathering_s(instance: InstanceType, scheme: Scheme, weight_bytes: float) -> 
     Args:
         instance: the machine.
         scheme: sharding of a replica over the machine's GPUs.
-        weight_bytes: of the whole replica, in the precision of its matrix products.
+        weight_bytes: bytes of the whole replica, in the precision of its matrix products.
     """
     link = inside_machine(instance, scheme.shards, 1.0)
     return scheme.gatherings * weight_bytes * (1 - 1 / scheme.shards) / link.bytes_per_s

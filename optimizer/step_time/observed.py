@@ -32,7 +32,8 @@ class Observed:
         log_step: log of the step's seconds; NaN where only a part of it was measured.
         log_compute: log of the computation of the slowest worker; NaN where it is not known.
         log_exchange: log of the exchange by itself; NaN where it was not timed.
-        model_kind, flops_per_sample: of the job, where they are known.
+        model_kind: kind of the job's model; None: not known.
+        flops_per_sample: floating-point operations of a sample; None: not known.
     """
 
     rows: Rows
@@ -52,7 +53,7 @@ def observe(samples: Sequence[StepSample]) -> Observed:
     """Return step samples of one job as arrays of log seconds, thinned by `representative`.
 
     Args:
-        samples: at least one. Without a synchronization time, only the whole step of a sample counts.
+        samples: step samples of one job, at least one; without a synchronization time only the whole step counts.
 
     Raises:
         BadInput: an unknown compressor, or samples of different jobs.
@@ -113,10 +114,10 @@ class Channel:
 
     Attributes:
         residual: measured less predicted.
-        derivatives: of the prediction by the parameters, a row each, when they are asked for.
+        derivatives: derivatives of the prediction by the parameters, a row each, when they are asked for.
         by_compute, by_exchange: derivatives by the residuals at the row's ``point`` and ``layout``.
         point, layout: index of the row's point and layout among those of `Latents`.
-        variance: of the noise.
+        variance: variance of the noise.
     """
 
     residual: Array

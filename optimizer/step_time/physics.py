@@ -76,8 +76,8 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
     Args:
         workers: number of workers that exchange.
         compression: compressor of gradients; None: there is none.
-        sync: as `parse_sync` reads it; workers that average parameters now and then send as much in the mean of all
-            steps. None: gradients are summed in every step.
+        sync: policy of synchronization as `parse_sync` reads it; workers that average parameters now and then send as
+            much in the mean of all steps. None: gradients are summed in every step.
 
     Raises:
         BadInput: an unknown compressor, one that does not go with the collective, or a sync whose mean is not known.
@@ -136,7 +136,7 @@ class Layout:
     Attributes:
         machines: type and workers of each node, as `Configuration.layout` orders them.
         exchange: compressor, ratio and collective.
-        sync: as `parse_sync` reads it; None: gradients are summed in every step.
+        sync: policy of synchronization as `parse_sync` reads it; None: gradients are summed in every step.
     """
 
     machines: tuple[tuple[str, int], ...]
@@ -158,11 +158,11 @@ class Rows:
         nodes, workers: counts.
         crowd: workers on the fullest node.
         expected_maximum: expectation of the largest of as many standard normals as there are workers.
-        layouts: the different ones; ``layout`` says which a row has.
+        layouts: the different layouts; ``layout`` says which a row has.
         messages, traffic: see `Exchange`.
         fused: whether the exchange waits for the whole gradient.
-        compressors: the different ones; ``compressor`` says which a row has, -1 for none.
-        types: of the machines; ``has_type`` says which a row has.
+        compressors: the different compressors; ``compressor`` says which a row has, -1 for none.
+        types: types of the machines; ``has_type`` says which a row has.
         group_row: number of the row, ascending; ``group_start`` is where each row's groups begin.
         group_type: index in ``types``.
         group_crowd: workers on the worker's node.
@@ -393,7 +393,7 @@ def steps(
         vector: parameters, as `Coordinates` has them.
         where: positions in that vector.
         rows: configurations.
-        kinds: which parameters their machine types and compressors use.
+        kinds: parameters that their machine types and compressors use.
         compute_rest: log factor on the computation of each group of `Rows` that the equations do not explain.
         exchange_rest: log factor on the exchange of each row that they do not explain.
     """

@@ -130,7 +130,7 @@ def fit(
 
     Args:
         observed: measured steps.
-        priors: by parameter.
+        priors: prior of each parameter, by its name.
         classes: each replaces some of ``priors`` by those of one kind of links inside a machine. Where no machine had
             two workers, several classes cannot be told apart, and only ``priors`` are used.
         spread: deviations of residuals and noise to begin with.
@@ -321,7 +321,7 @@ def _climb(problem: _Problem, mode: Array, free: int | None = None) -> _Peak:
 
     Args:
         problem: samples and prior.
-        mode: to begin at; not changed.
+        mode: mode to begin at; not changed.
         free: how many leading entries of ``mode`` move; None: all.
     """
     parameters = len(problem.where)
@@ -438,7 +438,7 @@ class Shape:
         network_growth: what each doubling of workers adds to the bytes' time between machines, as a fraction.
         host_sharing: power of (workers / 2) by which a hop inside a machine slows as all exchange; ``sd`` is its own.
         relief: bandwidth between three or more machines over that between two.
-        gradient_bytes: of a dense exchange.
+        gradient_bytes: bytes of a dense exchange.
     """
 
     straggling: Known

@@ -32,7 +32,7 @@ class Normal:
     """Normal prior of a parameter of the step model, with a phrase on what the parameter is about.
 
     Attributes:
-        mean: of the parameter; None: taken from the scale of the measurements.
+        mean: mean of the parameter; None: taken from the scale of the measurements.
         sd: standard deviation, in the units of the parameter (mostly logs).
         about: meaning of the parameter, as an explanation shows it.
     """
@@ -95,16 +95,16 @@ class Spread:
     """Standard deviations of the step model's residuals and noise, in logs, and the distances of their correlation.
 
     Attributes:
-        compute: of a worker's computation at one batch size around the line (caches, kernels).
+        compute: deviation of a worker's computation at one batch size from the line (caches, kernels).
         compute_length: distance in log batch size over which that residual changes.
-        exchange: of a layout's exchange around the equations.
+        exchange: deviation of a layout's exchange from the equations.
         exchange_length: distance in logs of nodes, workers and crowd over which that residual changes.
         other_regime: correlation between layouts on one, two, or more nodes.
         other_exchange: correlation between compressors.
-        layout: of each layout's exchange by itself: which machines it got.
-        noise_compute, noise_exchange: of a single measurement, as far as it computes or exchanges.
-        of_compute: of computation read off ``step - sync``, which exchanging at the same time slows.
-        of_exchange: of an exchange that was timed by itself.
+        layout: deviation of each layout's exchange by itself: which machines it got.
+        noise_compute, noise_exchange: noise of a single measurement, as far as it computes or exchanges.
+        of_compute: noise of computation read off ``step - sync``, which exchanging at the same time slows.
+        of_exchange: noise of an exchange that was timed by itself.
     """
 
     compute: float = 0.06
@@ -218,11 +218,11 @@ class Latents:
     """Measured points and layouts, and the inverse prior covariances of the equations' residuals there.
 
     Attributes:
-        points: batch sizes of types, of residuals of computation.
-        layouts: of residuals of exchange.
+        points: machine types with batch sizes at which computation has residuals.
+        layouts: layouts at which exchange has residuals.
         spread: deviations and lengths of the residuals.
         doubt: factor on the variance ``spread.layout ** 2`` of each layout's own residual; large for odd launches.
-        compute_inverse, exchange_inverse: [points, points] and [layouts, layouts].
+        compute_inverse, exchange_inverse: inverse covariances, [points, points] and [layouts, layouts].
     """
 
     points: tuple[Point, ...]
@@ -239,8 +239,8 @@ class Latents:
         """Return the prior of the residuals at these points and layouts, before any measurement.
 
         Args:
-            points: of computation.
-            layouts: of exchange.
+            points: machine types with batch sizes at which computation has residuals.
+            layouts: layouts at which exchange has residuals.
             spread: standard deviations and lengths of the residuals.
             doubt: as the attribute; None: 1 for all layouts.
         """

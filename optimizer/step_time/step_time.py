@@ -128,7 +128,7 @@ def step_time(
 
     Args:
         compute_s: time that each worker computes its share, optimizer step included; at least one.
-        exchange_s: of the whole exchange, hidden or not, without waiting for a worker.
+        exchange_s: seconds of the whole exchange, hidden or not, without waiting for a worker.
         compress_s: compression and decompression on the slowest worker.
         jitter: relative standard deviation of one worker's steps.
         overlap: how computing hides the exchange.

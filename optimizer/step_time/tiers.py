@@ -49,7 +49,7 @@ class BatchPower:
 
     Attributes:
         at: ``b0``, samples.
-        exponent: from `gpu_transfer`.
+        exponent: power of the local batch size that compute time grows with, from `gpu_transfer`.
         share: part of the reference's computation at ``b0`` that is fixed, 0 to 1.
     """
 
@@ -102,8 +102,8 @@ class MeasuredType:
 
     Attributes:
         reference: index of the type among the model's types.
-        name: of the type, with its precision (`IN_PRECISION`).
-        step: of one worker, at the mean (of logs) of its batch sizes.
+        name: name of the type, with its precision (`IN_PRECISION`).
+        step: step of one worker, at the mean (of logs) of its batch sizes.
         share: fixed part of ``step``, 0 to 1; None where several batch sizes were measured.
         off: log of measured over predicted seconds, if the job's other GPUs contradict the step; None: they do not.
     """
@@ -186,7 +186,7 @@ def relatives(
     """Return how machine types, [names], relate to measured ones: by GPU to all of these, by CPU to the nearest.
 
     Args:
-        names: of the machine types.
+        names: names of the machine types.
         measured: names of the model's types, in their order.
         catalog: known instance types, by name.
         seen: steps on measured types with a GPU (`measured_steps`); empty: a GPU relates only to the very same GPU.
@@ -217,7 +217,7 @@ def _kinship(
     """Return how a type that was not measured relates to the nearest that was.
 
     Args:
-        name: of the type.
+        name: name of the type.
         measured: names of the measured types.
         catalog: instance types by name.
         by_gpu: its relation to all measured GPUs, taken where no measured type is nearly equal; None: it has none.
@@ -263,7 +263,7 @@ def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Se
     """Return each type's relation to the measured GPU nearest to it, by steps of all measured GPUs (`gpu_transfer`).
 
     Args:
-        names: of the types, whose GPUs are all known.
+        names: names of the types, whose GPUs are all known.
         catalog: instance types by name.
         seen: measured steps, at least one.
     """
@@ -374,7 +374,7 @@ class SampledMachines:
 
     Attributes:
         posterior: fitted to the samples.
-        gradient_bytes: of a dense exchange.
+        gradient_bytes: bytes of a dense exchange.
         catalog: relates types that were not sampled to those that were.
     """
 

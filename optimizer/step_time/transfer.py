@@ -119,7 +119,7 @@ class ReferenceHost:
         coremark_per_vcpu: CoreMark iterations a second of one logical CPU.
         log_sd: standard deviation of the log of ``coremark_per_vcpu``.
         family: catalogue family of the machine; None: not a catalogue type.
-        basis: where ``coremark_per_vcpu`` comes from, in words.
+        basis: source of ``coremark_per_vcpu``, in words.
         gpus: steps of the profiled GPUs, the reference's first; empty: none was profiled, or rates of none are known.
     """
 

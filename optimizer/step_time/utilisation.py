@@ -112,7 +112,7 @@ class UtilisationPrior:
     Attributes:
         transformer: model of transformers.
         fixed_s: seconds of a step of convolutions, whatever is computed.
-        convolution: by class of precision, ``"half"`` or ``"full"``.
+        convolution: utilisation by convolutions for each class of precision, ``"half"`` and ``"full"``.
         measured: when the throughputs were measured, in words.
     """
 

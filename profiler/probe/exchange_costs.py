@@ -49,7 +49,7 @@ def time_collectives(crew: ProbeGroup, probe: NetworkProbe, *, gradient_bytes: i
 
     Args:
         crew: all workers of the probe.
-        probe: which collectives and payloads to time, and how often.
+        probe: collectives and payloads to time, and how often.
         gradient_bytes: size of the job's dense gradient; of more than `LARGEST_BYTES` only so many are sent.
         time_limit_s: seconds for all of it; the two smallest payloads are timed whatever it is.
 
@@ -166,9 +166,9 @@ def time_compressors(
         crew: all workers of the probe.
         sweep: number of the sweep in whose division of the host this is.
         probe: compressors, ratios and repeats.
-        gradient: as computed last, flat; None on ranks that do not compute in this sweep.
+        gradient: gradient computed last, flat; None on ranks that do not compute in this sweep.
         group: the workers that compute at the same time; None: one alone.
-        shapes: of the parameters; None: not known, and compressors that need them are left out.
+        shapes: shapes of the parameters; None: not known, and compressors that need them are left out.
 
     Raises:
         ProbeStopped: any worker was asked to stop.

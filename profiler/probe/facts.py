@@ -212,11 +212,11 @@ class StepMemoryCount:
     meanwhile.
 
     Args:
-        device: that computes the step.
-        parameters: of the model, trained or not.
-        buffers: of the model.
-        optimizers: that have stepped once, so that their state exists.
-        gradient_bytes: of all trained parameters.
+        device: device that computes the step.
+        parameters: parameters of the model, trained or not.
+        buffers: buffers of the model.
+        optimizers: optimizers that have stepped once, so that their state exists.
+        gradient_bytes: bytes of all trained parameters.
         gradient: buffer in which the gradient lies from step to step; None: backward makes a new one in each step.
 
     Attributes:

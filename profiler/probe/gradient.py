@@ -47,7 +47,7 @@ class ResidualGains:
         ratios: fractions of the elements to measure gains at.
         followed: ratios whose residuals are kept, each as long as `sample_of` the gradient; at least one.
         elements: number of elements of the gradient.
-        device: where the gradient lies.
+        device: device where the gradient lies.
     """
 
     def __init__(self, ratios: Sequence[float], followed: Sequence[float], elements: int, device: torch.device) -> None:
@@ -138,9 +138,9 @@ class ExchangeTrials:
 
     Args:
         ways: compressions to try, as `parse_compression` reads them.
-        shapes: of the parameters, in the order of the gradient.
-        device: where the gradient lies.
-        seed: of the compressors' random numbers.
+        shapes: shapes of the parameters, in the order of the gradient.
+        device: device where the gradient lies.
+        seed: seed of the compressors' random numbers.
     """
 
     def __init__(self, ways: Sequence[str], shapes: Shapes, device: torch.device, seed: int) -> None:
@@ -195,7 +195,7 @@ class _Trial:
 
         Args:
             way: compression, as `parse_compression` reads it.
-            exchange: by that compression.
+            exchange: exchange by that compression.
             exact: dense exchange to compare with.
             settled: steps after which the residual has filled.
         """

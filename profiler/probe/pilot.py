@@ -44,11 +44,11 @@ class PilotRun:
 
     Args:
         crew: all workers of the probe.
-        task: to train.
-        reader: of the training data.
+        task: task to train.
+        reader: reader of the training data.
         evaluation: data to evaluate on.
-        schedule: of the probe.
-        index: of the pilot in the schedule.
+        schedule: schedule of the probe.
+        index: index of the pilot in the schedule.
         trials: trials of compressors, continued in pilots with the first one's batch size and precision; None: none.
 
     Raises:
@@ -197,7 +197,7 @@ class PilotRun:
         """Train one step; return whether the loss of every worker is finite; if not, no weight moves.
 
         Args:
-            batch: of all workers.
+            batch: batch of all workers.
             step: number of steps before.
             tries: whether compressors are tried on the gradient.
 
@@ -245,7 +245,7 @@ class PilotRun:
         """Exchange the step's gradient and update the weights; return whether the loss of every worker is finite.
 
         Args:
-            loss_sum: of this worker; if any worker's is not finite, no weight moves.
+            loss_sum: sum of losses of this worker; if any worker's is not finite, no weight moves.
             learns: whether weights may move; False: gradients overflowed in fp16, and the step is skipped.
             tries: whether compressors are tried on the gradient.
 

@@ -42,8 +42,8 @@ def worker_steps(steps: Sequence[TimedStep], device: torch.device, before_s: flo
     """Return the record of steps that just ended: times, contention, peak bytes since `reset_peak_memory`, yardstick.
 
     Args:
-        steps: that ended just now, at least one, without warm-up steps.
-        device: that computed the steps.
+        steps: steps that ended just now, at least one, without warm-up steps.
+        device: device that computed the steps.
         before_s: `yardstick_s` before the steps, which the record averages with one now; None: on a GPU.
     """
     after_s = yardstick_s(device)
@@ -62,10 +62,10 @@ class Replica:
 
     Attributes:
         loss: the model with the task's loss on top.
-        optimizer: of the model, with a learning rate of 0.
+        optimizer: optimizer of the model, with a learning rate of 0.
         gradient: [elements], of all trained parameters in their order.
-        task: of the model.
-        device: where it is.
+        task: task of the model.
+        device: device where it is.
     """
 
     loss: LossModule
@@ -110,7 +110,7 @@ class Replica:
         """Compute one step on ``batch``, updating at learning rate 0, no exchange; call ``mark`` between phases.
 
         Args:
-            batch: to compute.
+            batch: batch to compute.
             mark: called after the forward and after the backward pass.
         """
         self.gradient.zero_()
@@ -186,10 +186,10 @@ def run_sweep(
     Args:
         crew: all workers of the probe.
         replica: this worker's.
-        reader: of the samples.
-        index: of the sweep in the schedule.
+        reader: reader of the samples.
+        index: index of the sweep in the schedule.
         sweep: batch sizes, workers, precision and time limit.
-        schedule: of the probe; None: this is a later pass over a sweep.
+        schedule: schedule of the probe; None: this is a later pass over a sweep.
 
 
     Returns:
@@ -300,7 +300,7 @@ def is_too_large(points: Sequence[SweepPoint], size: int, left_s: float, limit_b
         points: measurements of smaller sizes; time counts from `FEWEST_SIZES` of them on, memory if peaks are known.
         size: local batch size, samples.
         left_s: seconds that are left of the sweep.
-        limit_bytes: that a worker may use; infinite: no limit.
+        limit_bytes: bytes that a worker may use; infinite: no limit.
     """
     peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if peaks:
@@ -323,7 +323,7 @@ def record_facts(
 
     Args:
         crew: all workers of the probe.
-        index: of the sweep in the schedule.
+        index: index of the sweep in the schedule.
         sweep: number of workers that compute, and their precision.
         group: the workers that compute; None: one alone.
         active: whether this worker computes.
@@ -418,7 +418,7 @@ def timed_step(stopwatch: Stopwatch, whole: Span, loading: Sequence[Span], *comp
                      = wall - (c - 1) processor   of all else, which also waits for disks and loaders
 
     Args:
-        stopwatch: that set the marks.
+        stopwatch: stopwatch that set the marks.
         whole: span of the whole step.
         loading: spans that waited for samples.
         computing: spans of forward, of backward and of the update.

@@ -72,7 +72,7 @@ class RecordedFacts(Record):
     Attributes:
         rates: learning rate of the first parameter group, [optimizers][steps].
         schedules: learning rates of each schedule at the steps `LATER`, [schedules][steps].
-        way: by what the script trains on several workers.
+        way: means by which the script trains on several workers.
         normalises: whether a module normalises by the samples of its batch.
         batch_size: samples of a rank's batch, of the first DataLoader that was read; 0: not known.
         keeps_equal: whether a script with DistributedDataParallel kept equal shares, as no loader of it could be shared
@@ -96,7 +96,7 @@ class GradientRecorder:
 
     Attributes:
         ddp_run: returns the script's run under DistributedDataParallel; None: there is none.
-        batch_size: of the first DataLoader that was read; 0: not known, None: no DataLoader was read.
+        batch_size: batch size of the first DataLoader that was read; 0: not known, None: no DataLoader was read.
     """
 
     def __init__(self, path: Path, others: list[Path]) -> None:

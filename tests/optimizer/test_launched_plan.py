@@ -243,6 +243,7 @@ def test_the_cheapest_collective_is_no_dearer_than_the_one_that_was_named(
     named, free = (seen(run_of(asked(combination), follows_network=follows), place) for follows in (False, True))
     assert free.exchange_s + free.compress_s <= named.exchange_s + named.compress_s
     assert free.compression.name == combination.name
+    assert not (named.compress_s and "nothing is counted" in " ".join(named.notes)), "what is counted is not denied"
 
 
 @given(st.sampled_from([0.001, 0.1, 0.9]), st.floats(1e4, 1e9), st.floats(1e-3, 10))

@@ -281,7 +281,7 @@ class Manifest(Artifact):
 
     Attributes:
         step: steps done when the checkpoint was begun.
-        digest: of the run, see `run_digest`.
+        digest: digest of the run, see `run_digest`.
         workers: workers that wrote it, each a file of its own.
         files: size and hash of every file, by name.
     """
@@ -372,9 +372,9 @@ class CheckpointFolder:
         """Write shared or one worker's state as a file of the unpublished checkpoint of ``step``; return its record.
 
         Args:
-            step: of the checkpoint.
-            name: of the file, as `rank_file` gives it, or `STATE_FILE`.
-            state: to write.
+            step: step of the checkpoint.
+            name: name of the file, as `rank_file` gives it, or `STATE_FILE`.
+            state: state to write.
             keeps: published checkpoints that stay; on a full disk older ones are deleted to make room, down to so many.
 
         Raises:
@@ -435,8 +435,8 @@ class CheckpointFolder:
         """Load shared and own state of the newest checkpoint that rank 0 finds whole; all workers must call it.
 
         Args:
-            digest: of the run, see `run_digest`; rank 0's counts.
-            rank: of this worker.
+            digest: digest of the run, see `run_digest`; rank 0's counts.
+            rank: rank of this worker.
             workers: number of workers of the run now; it may differ from the number that wrote the checkpoint.
             events: log that is told, on rank 0, which newer checkpoints were passed over as damaged.
             in_parts: whether workers share a model now, each holding a part of it.
@@ -475,8 +475,8 @@ class CheckpointFolder:
         and a worker that is new starts with the random generators of an old one.
 
         Args:
-            step: of the checkpoint.
-            rank: of this worker now, among ``workers_now``.
+            step: step of the checkpoint.
+            rank: rank of this worker now, among ``workers_now``.
             workers_then: workers that wrote the checkpoint.
             workers_now: workers of the run now.
             in_parts: whether workers share a model now, each holding a part of it.
@@ -544,7 +544,7 @@ def begin_from(given: str, model: nn.Module, optimizer: Optimizer) -> tuple[int,
     Args:
         given: path of a checkpoint's folder, or of a run's folder, whose newest checkpoint is taken.
         model: whole module, not sharded; overwritten.
-        optimizer: of the model; overwritten.
+        optimizer: optimizer of the model; overwritten.
 
     Raises:
         BadInput: there is no checkpoint, it is damaged, or it is of another model or optimizer.
@@ -578,7 +578,7 @@ def write_model(run_dir: Path, state: Mapping[str, Any], *, stopped: bool, numbe
     is worth more than all of them; that of a stopped run less than the newest.
 
     Args:
-        run_dir: of the run.
+        run_dir: folder of the run.
         state: state dictionary of the model; values that are no tensors are left out.
         stopped: whether the run stopped before its planned end.
         number: place among several models, from 1 on; the first has the name that everybody looks for.
@@ -651,7 +651,7 @@ class _UnderWay:
     """A checkpoint that is being written.
 
     Attributes:
-        digest: of the run.
+        digest: digest of the run.
         parts: this worker's files, by name.
         pause_s: how long training waited for the copy.
         begun_s: time by the context's clock when training was paused for the copy.
@@ -670,7 +670,7 @@ class CheckpointSaver:
     Its attribute ``saved_step`` is the step of the newest checkpoint that it published; None: none yet.
 
     Args:
-        context: of this worker.
+        context: context of this worker.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -702,8 +702,8 @@ class CheckpointSaver:
         """Copy this worker's state (rank 0: the shared, too) and write it in a thread; none may be under way.
 
         Args:
-            shared: of all workers.
-            rank_state: of this worker.
+            shared: state of all workers.
+            rank_state: state of this worker.
             begun_s: time by the context's clock when training was paused for the copy.
             keeps: published checkpoints that stay where the disk is full; older ones give way.
         """

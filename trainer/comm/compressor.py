@@ -36,7 +36,7 @@ class Turn:
     """Context of one worker's compression in one step: the channel to other workers, the step number, the run's seed.
 
     Attributes:
-        channel: to the other workers.
+        channel: channel to the other workers.
         step: counted from 0, the same on all workers.
         seed: the same on all workers.
     """
@@ -90,7 +90,7 @@ class DensePayload(Payload):
     """Payload of every element: ``values`` is 1-D fp32, and may share memory with the vector that was compressed.
 
     Attributes:
-        values: of all elements, 1-D fp32.
+        values: values of all elements, 1-D fp32.
     """
 
     values: Tensor
@@ -133,7 +133,7 @@ class Compressor(Generic[PayloadT]):
 
         Args:
             flat: 1-D fp32, not empty; left as it is.
-            turn: of this worker.
+            turn: turn of this worker.
 
         Raises:
             NotImplementedError: the subclass has none.
@@ -281,13 +281,13 @@ class Chain:
     """A compression without its error feedback: a choice of elements, a compressor and a collective.
 
     Args:
-        compressor: of the gradient, or of the values of chosen elements.
+        compressor: compressor of the gradient, or of the values of chosen elements.
         collective: carries the compressor's payloads.
         choice: returns distinct int32 indices of the elements to exchange, the same on every worker, as many each step;
             all must call it. None: all elements.
         scale: factor of the values of chosen elements: where there is no residual, the inverse of the chance to be
             chosen.
-        seed: of all randomness, the same on every worker.
+        seed: seed of all randomness, the same on every worker.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class Chain:
         Args:
             flat: 1-D fp32, not empty, this worker's gradient with its residual.
             out: 1-D fp32, as long; overwritten.
-            channel: to the other workers.
+            channel: channel to the other workers.
             step: number of the step, the same on all workers.
         """
         turn = Turn(channel, step, self._seed)
@@ -372,7 +372,7 @@ class ErrorFeedback(Residual):
 
     Args:
         numel: elements of the gradient.
-        device: where the gradient lies; None: the CPU.
+        device: device where the gradient lies; None: the CPU.
     """
 
     def __init__(self, numel: int, *, device: torch.device | None = None) -> None:
@@ -471,7 +471,7 @@ class MomentumCorrection(ErrorFeedback):
         clip_norm: the norm that the *summed* gradient may have; None: any. Each gradient is clipped before it is
             accumulated, to ``clip_norm / sqrt(workers)``: what a worker may contribute when the parts of all are
             independent and alike.
-        device: where the gradient lies; None: the CPU.
+        device: device where the gradient lies; None: the CPU.
     """
 
     def __init__(

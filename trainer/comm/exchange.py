@@ -113,14 +113,14 @@ class Exchange:
         clock: seconds.
         shapes: shapes of the parameters, in the order in which they lie in the gradient; None: not known, which
             compressions that work layer by layer refuse.
-        seed: of all randomness, the same on every worker.
+        seed: seed of all randomness, the same on every worker.
         store: store that all workers can reach, to find out who is missing when an exchange times out; None: nobody is
             named.
         group: process group that exchanges; None: all workers.
         first_step: number of the first step, which randomness depends on.
 
     Attributes:
-        compression: in use now.
+        compression: compression in use now.
         has_residual: whether there may be a residual worth sending; the same on all workers.
 
     Raises:
@@ -176,7 +176,7 @@ class Exchange:
         Args:
             flat: 1-D fp32, this worker's weighted gradient; overwritten with the sum.
             look_at: ratios in (0, 1] to tell the kept energy at, which takes about a compression.
-            channel: to the other workers, with no message yet; None: one of its own.
+            channel: channel to the other workers, with no message yet; None: one of its own.
 
         Raises:
             BadInput: workers are about to exchange in different ways.
@@ -261,7 +261,7 @@ def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | Non
     Where none of them has samples, they count alike.
 
     Args:
-        samples: of every worker, by rank.
+        samples: samples of every worker, by rank.
         participants: ranks that count; None: all.
     """
     counts = range(len(samples)) if participants is None else participants
@@ -292,7 +292,7 @@ def average_parameters(
         parameters: 1-D fp32, this worker's parameters x_i; the result afterwards.
         base: parameters that all had after the last average, the same bits on each; the result afterwards, too.
         weight: weight of this worker, 0 or more; those of all sum to 1.
-        channel: to the other workers.
+        channel: channel to the other workers.
         rounded: exchange that sums the first ``rounded.numel`` elements in fewer bytes; the running statistics behind
             them are sent in fp32. None: all elements are sent in fp32.
         exactly: whether to send all in fp32, with ``rounded``'s residual added, which stays as it is.
@@ -388,9 +388,9 @@ class BucketExchange:
 
     Args:
         compression: one that may work on a part of the gradient, see `composition.Method.by_shape`.
-        parameters: of the model, in the order of the flat gradient; at least one, all on one device.
+        parameters: parameters of the model, in the order of the flat gradient; at least one, all on one device.
         clock: returns seconds.
-        seed: of all randomness, the same on every worker.
+        seed: seed of all randomness, the same on every worker.
         store: store for a roll call when an exchange times out; None: nobody is named.
         group: process group that exchanges; None: all workers.
 

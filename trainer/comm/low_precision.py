@@ -91,8 +91,8 @@ class ScaledCodes:
     come first in a row, then the codes, two to a byte where they have 4 bits.
 
     Attributes:
-        bits: of a code, 8 or 4.
-        dtype: of rows, always uint8.
+        bits: bits of a code, 8 or 4.
+        dtype: dtype of rows, always uint8.
         group: number that a slice's elements must be a multiple of.
     """
 
@@ -280,7 +280,7 @@ class LowPrecisionPayload(Payload):
         size: values in a slice.
         coding: how they are read.
         numel: elements of the gradient.
-        rank: of this worker, whose slice ``rounding`` is of.
+        rank: rank of this worker, whose slice ``rounding`` is of.
         rounding: rounded sum less sum of this worker's slice, [size]; None: not exchanged yet.
     """
 

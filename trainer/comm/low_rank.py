@@ -32,8 +32,8 @@ class MatrixPlace:
     ``rank`` 0: it is sent as it is, among the left factors.
 
     Attributes:
-        rows: of the matrix.
-        columns: of the matrix.
+        rows: rows of the matrix.
+        columns: columns of the matrix.
         rank: columns of its factors; 0: the matrix is sent as it is, among the left factors.
         start: first place in the flat gradient.
         left: first place in the flat left factors.
@@ -81,7 +81,7 @@ class LowRankPayload(Payload):
     """Payload of PowerSGD: each matrix as ``left right^T``, and what is sent uncompressed among the left factors.
 
     Attributes:
-        places: where each parameter lies.
+        places: places where each parameter lies.
         left: flat left factors, fp32.
         right: flat right factors, fp32.
         numel: elements of the gradient.
@@ -112,8 +112,8 @@ class LowRank(Summed[LowRankPayload]):
     Args:
         shapes: shapes of the parameters, in the order of the flat gradient.
         rank: largest rank r of a product.
-        seed: of the first Q, the same on every worker.
-        device: where the gradient lies; None: the CPU.
+        seed: seed of the first Q, the same on every worker.
+        device: device where the gradient lies; None: the CPU.
     """
 
     def __init__(self, shapes: Shapes, *, rank: int, seed: int = 0, device: torch.device | None = None) -> None:

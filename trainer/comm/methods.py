@@ -74,7 +74,7 @@ class Asked:
         shapes: shapes of the parameters; None: they are not known.
         seed: seed of all randomness, the same on every worker.
         workers: number of workers in the group.
-        device: where the gradient lies; None: the CPU.
+        device: device where the gradient lies; None: the CPU.
     """
 
     compression: Compression
@@ -158,7 +158,7 @@ def make_residual(
     Args:
         compression: compression whose error feedback is made.
         numel: elements of the gradient.
-        device: where the gradient lies; None: the CPU.
+        device: device where the gradient lies; None: the CPU.
 
     Raises:
         BadInput: unknown name, or parts of the compression that do not go together.
@@ -233,7 +233,7 @@ def checked_for(compression: Compression, shapes: Shapes | None) -> Combination:
     """Return the compressor, memory and collective that a compression means, with defaults filled in.
 
     Args:
-        compression: to check.
+        compression: compression to check.
         shapes: shapes of the parameters; None: not known.
 
     Raises:

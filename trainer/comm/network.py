@@ -119,7 +119,7 @@ def measure_network(
 
     Args:
         gradient_bytes: bytes of the dense gradient, the largest payload that is tried.
-        device: where gradients lie.
+        device: device where gradients lie.
 
     Returns:
         One message for each payload size and collective, sizes ascending; the same on all workers.
@@ -186,8 +186,8 @@ def timed_candidates(candidates: Candidates, network: Network, *, device: torch.
     Args:
         candidates: exchanges to choose among, whose seconds are not known yet.
         network: measured speed, so that nothing slow is tried.
-        device: where gradients lie.
-        seed: of all randomness, the same on every worker.
+        device: device where gradients lie.
+        seed: seed of all randomness, the same on every worker.
 
     Returns:
         A copy with ``compress`` and ``rounded_s`` filled in, the same on all workers.

@@ -44,7 +44,7 @@ def meet(description: str, group: dist.ProcessGroup | None = None) -> None:
     differently.
 
     Args:
-        description: of the exchange, the same text on workers that agree.
+        description: description of the exchange, the same text on workers that agree.
         group: process group that is about to exchange; None: all workers.
 
     Raises:
@@ -72,8 +72,8 @@ def explain_loss(error: RuntimeError, store: Store | None, rank: int, members: S
 
     Args:
         error: what the collective raised.
-        store: that all workers can reach; None: no roll call.
-        rank: of this worker, among all of the run.
+        store: store that all workers can reach; None: no roll call.
+        rank: rank of this worker, among all of the run.
         members: ranks, among all of the run, of the workers in the group: several groups may share the store.
 
     Returns:
@@ -109,8 +109,8 @@ def hung(store: Store | None, rank: int, members: Sequence[int]) -> HungPeer:
     """Return the error that names the workers which did not come to a collective; wait up to 10 s for others to report.
 
     Args:
-        store: that all workers can reach; None: nobody can be asked, nor is waited for.
-        rank: of this worker, among all of the run.
+        store: store that all workers can reach; None: nobody can be asked, nor is waited for.
+        rank: rank of this worker, among all of the run.
         members: ranks, among all of the run, of the workers in the group.
     """
     who, missing, deadline = "the workers did not all come", sorted({*members} - {rank}), time.monotonic() + ROLL_CALL_S
@@ -143,7 +143,7 @@ class Guard:
     in time, and `LostPeer` where one left in the middle.
 
     Args:
-        description: of the exchange, the same text on workers that agree.
+        description: description of the exchange, the same text on workers that agree.
         store: store for a roll call when an exchange times out; None: nobody is named.
         group: process group that exchanges; None: all workers.
     """

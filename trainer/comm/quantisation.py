@@ -66,7 +66,7 @@ class Grid:
             peak: largest magnitude over all workers, finite.
             levels: s; codes are in -s..s.
             scales: number of scales; with 1 nothing is communicated.
-            channel: to the other workers.
+            channel: channel to the other workers.
         """
         if scales == 1:
             return cls(peak=peak, levels=levels)

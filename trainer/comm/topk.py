@@ -142,7 +142,7 @@ class AllGather:
     depend on their order: every worker adds rank 0's payload first, then rank 1's, ..., and all hold the same bits.
 
     Args:
-        coding: of the elements in the message.
+        coding: coding of the elements in the message.
         same_size: whether all payloads have the same number of elements. Otherwise lengths are gathered first, and all
             are padded to the longest; nothing of the padding is read.
     """
@@ -541,7 +541,7 @@ class Levels(Chain):
         floor_ratio: fraction of the elements that the floor keeps.
         gather: collective that carries either.
         least_gain: fraction of all workers' energy that must be kept (eps).
-        seed: of all randomness, the same on every worker.
+        seed: seed of all randomness, the same on every worker.
 
     Attributes:
         gains: fractions of all workers' energy that candidate and floor kept in the step before; None before the first.
@@ -575,7 +575,7 @@ class Levels(Chain):
         Args:
             flat: 1-D fp32, not empty, this worker's gradient with its residual.
             out: 1-D fp32, as long; overwritten.
-            channel: to the other workers.
+            channel: channel to the other workers.
             step: number of the step, the same on all workers.
         """
         turn = Turn(channel, step, self._seed)

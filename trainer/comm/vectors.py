@@ -31,8 +31,8 @@ class RowBlock:
     """Place of a block of a matrix, of whole rows or a part of one: rows, columns, and elements in row-major order.
 
     Attributes:
-        rows: of the matrix.
-        columns: of the matrix; all of them, unless the block is a part of one row.
+        rows: rows of the matrix.
+        columns: columns of the matrix; all of them, unless the block is a part of one row.
         flat: elements in row-major order.
     """
 
@@ -126,7 +126,7 @@ class GradientNorms:
 
         Args:
             flat: gradient summed over the groups so far.
-            part: of the worker's samples that this group has, in (0, 1].
+            part: part of the worker's samples that this group has, in (0, 1].
         """
         self._local += energy(flat if self._before is None else flat - self._before) / part
         self._groups, self._before = self._groups + 1, flat.clone()
@@ -144,7 +144,7 @@ class GradientNorms:
         """Return the step's norms, and stop measuring until `ask` is called again.
 
         Args:
-            samples: of this worker in the step.
+            samples: samples of this worker in the step.
 
         Returns:
             This worker's squared norm (of groups: ``sum_j |w_j|^2 / p_j``, ``p_j`` a group's part of the samples), that
@@ -230,7 +230,7 @@ def look_up(packed: Tensor, table: Tensor, numel: int) -> Tensor:
 
     Args:
         packed: uint8.
-        table: as `bit_values` returns it.
+        table: table as `bit_values` returns it.
         numel: number of values.
     """
     return table.index_select(0, packed.int()).view(-1)[:numel]
@@ -250,7 +250,7 @@ class Lanes:
     Codes of 8 and 32 bits are words of their own; of 4 and 16 bits two share one.
 
     Args:
-        bits: of a lane: 4, 8, 16 or 32.
+        bits: bits of a lane: 4, 8, 16 or 32.
         levels: s; codes are in -s..s.
 
     Attributes:
@@ -278,7 +278,7 @@ class Lanes:
         """Return the sums of the codes, [numel], from words summed over ``workers`` workers; may be their memory.
 
         Args:
-            words: as `pack` made them, summed over the workers.
+            words: words as `pack` made them, summed over the workers.
             numel: number of codes.
             workers: number of workers that were summed.
         """

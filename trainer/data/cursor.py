@@ -122,7 +122,7 @@ class SampleCursor(Cursor):
 
     Args:
         dataset_size: samples of an epoch, at least 1.
-        seed: of the orders, the same on every rank.
+        seed: seed of the orders, the same on every rank.
         position: samples drawn since the run began, by all workers together.
     """
 
@@ -156,7 +156,7 @@ def permutation(size: int, seed: int, epoch: int) -> Indices:
 
     Args:
         size: samples of the dataset.
-        seed: of the run.
+        seed: seed of the run.
         epoch: number of the epoch, from 0.
     """
     order = shuffled(size, seed, epoch)
@@ -254,7 +254,7 @@ def evenly(indices: Indices, max_samples: int | None) -> list[Indices]:
     """Return indices cut into as few and as equal parts as ``max_samples`` allows; without indices an empty list.
 
     Args:
-        indices: to cut, in order.
+        indices: indices to cut, in order.
         max_samples: most indices of a part; None: one part.
     """
     if len(indices) == 0:
@@ -277,7 +277,7 @@ def fixed_parts(parts: Sequence[Indices], seed: int) -> Parts:
 
     Args:
         parts: dataset indices of each worker, in rank order.
-        seed: of the orders, the same on every rank.
+        seed: seed of the orders, the same on every rank.
 
     Raises:
         BadInput: a worker has no samples.
@@ -306,8 +306,8 @@ def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
 
     Args:
         size: samples of the data.
-        weights: of the workers, positive.
-        seed: of the ring.
+        weights: weights of the workers, positive.
+        seed: seed of the ring.
     """
     total, workers = sum(weights), len(weights)
 
@@ -335,7 +335,7 @@ def make_parts(
         partition: rule by which the data is cut.
         size: samples of the data.
         weights: how fast each worker goes through samples (its share of a batch), in rank order.
-        seed: of all randomness.
+        seed: seed of all randomness.
         labels: label of each sample, [size] int64; None: the rule needs none (only ``labels`` does).
 
     Raises:
@@ -362,7 +362,7 @@ def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Ind
         labels: label of each sample, [samples].
         workers: number of workers.
         each: labels that a worker has.
-        seed: of all randomness.
+        seed: seed of all randomness.
 
     Raises:
         BadInput: there are fewer labels than a worker is to have.
@@ -451,7 +451,7 @@ class StreamCursor(Cursor):
 
     Args:
         stream: rates, buffer policy and patience of the run's streams.
-        rank: of this worker.
+        rank: rank of this worker.
         order: returns the samples of a pass, by the number of the pass; never empty.
         dataset_size: samples that count as an epoch, whichever they are.
         clock: returns the seconds by which samples arrive.
@@ -580,8 +580,8 @@ def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> C
 
     Args:
         dataset_size: samples of an epoch.
-        seed: of the orders, the same on every rank.
-        rank: of this worker.
+        seed: seed of the orders, the same on every rank.
+        rank: rank of this worker.
         workers: number of workers.
     """
 

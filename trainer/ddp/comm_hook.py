@@ -70,7 +70,7 @@ class GradientState:
         differences: sums over earlier audits, see `AuditResult.of`; empty: no audit yet.
         waited_s: seconds of a step spent waiting for other workers before the last part of the gradient was sent.
         norms: squared norms of a step's gradient, where they are wanted.
-        stats: of the last step's exchanges, until `take_stats` takes them.
+        stats: costs of the last step's exchanges, until `take_stats` takes them.
     """
 
     def __init__(self, exchange: ExchangeConfig) -> None:
@@ -348,7 +348,7 @@ class ShardedState(GradientState):
 
     Args:
         module: outermost module that was sharded.
-        spec: of the run.
+        spec: spec of the run.
         replicas: process group of the devices that hold the same shard as this one; None: the script's own mesh sums
             everything.
         reach: called with the fraction of the gradient that is made (1 = all), before that part is sent.

@@ -73,7 +73,7 @@ class Generation(Record):
     """Group of workers that train together until one is lost or one comes; ranks are in the order of places.
 
     Attributes:
-        number: of the generation, from 0; later ones have larger numbers.
+        number: number of the generation, from 0; later ones have larger numbers.
         members: workers of it, in rank order.
     """
 
@@ -182,9 +182,9 @@ def meet_again(
     """Yield seconds to sleep until this worker is in a new generation (worker group), and return that generation.
 
     Args:
-        store: of the run.
+        store: store of the run.
         me: member that wants to train.
-        places: of all workers of the run.
+        places: places of all workers of the run.
         patience: seconds to wait for the others.
         clock: returns seconds.
         stop_wished: returns whether nobody is to wait any longer.

@@ -209,7 +209,7 @@ def hand_over(held: CarriedState | None, generation: Generation, rank: int) -> C
     Args:
         held: state that this worker holds; None: it has just started.
         generation: generation that the workers are in.
-        rank: of this worker in it.
+        rank: rank of this worker in it.
 
     Raises:
         RunFailed: the state that arrived cannot be read.
@@ -273,13 +273,13 @@ class WorkerGroup:
     """Membership of one worker in the run's process group, which forms anew as workers come and go.
 
     Args:
-        spec: of the run, with all of its workers.
+        spec: spec of the run, with all of its workers.
         place: number of this worker in the spec.
         life: text that tells this process from others that had its place before.
-        run_dir: of the run.
+        run_dir: folder of the run.
         meeting: address (``address:port``) at which this worker reaches the rendezvous store.
         attempt: torchrun's count of restarts, as a text that prefixes the store's keys, alike on all workers.
-        device: of this worker.
+        device: device of this worker.
         stop_requested: returns whether somebody asked the run to stop.
     """
 
@@ -508,7 +508,7 @@ class Watch:
 
     Args:
         store: connection to the store that nothing else uses.
-        number: of the present generation.
+        number: number of the present generation.
         end_waiting: breaks the connections of the present generation; called until `stop`, for more may be opened.
         is_lost: whether a host of the present generation is known to be lost: where it fell silent, or while
             connections are being made, nothing else tells, and all would wait until they time out.

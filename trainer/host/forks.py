@@ -381,7 +381,7 @@ def _show_in_process_list(arguments: Sequence[str], before: Mapping[str, str] | 
     among the variables is overwritten in any case. What does not fit is left out.
 
     Args:
-        arguments: of Python.
+        arguments: arguments of Python.
         before: variables before; new and changed ones are shown first. None: variables stay.
     """
     with open("/proc/self/stat", "rb") as stat:

@@ -127,7 +127,7 @@ def open_relay(address: str, port: int, secret: bytes, patience_s: float) -> int
     It is open for as long as this process lives.
 
     Args:
-        address: of the host that holds the store.
+        address: address of the host that holds the store.
         port: port of that host's gate.
         secret: secret of the run.
         patience_s: seconds to wait at most until the gate is there.
@@ -305,7 +305,7 @@ def listening_socket(address: str, port: int = 0) -> socket.socket:
     """Return a socket that listens on one address of this machine alone; port 0: any that is free.
 
     Args:
-        address: of this machine, as a number or a name.
+        address: address of this machine, as a number or a name.
         port: port to listen at; 0: any that is free.
 
     Raises:
@@ -399,7 +399,7 @@ def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.tim
 
     Args:
         environment: variables of this process, as torchrun sets them.
-        rank: of this worker.
+        rank: rank of this worker.
         timeout: longest wait of the store's operations.
 
     Raises:

@@ -29,8 +29,8 @@ class Rendezvous:
 
     Attributes:
         store: the store itself, or a connection to it.
-        port: where the store is reached on this host's loopback address.
-        rank: of this host.
+        port: port where the store is reached on this host's loopback address.
+        rank: rank of this host.
         hosts: number of hosts.
     """
 
@@ -54,7 +54,7 @@ class Rendezvous:
         """Return the rendezvous of one host of several: rank 0 opens the store, others wait 600 s at most to reach it.
 
         Args:
-            rank: of this host; the first one holds the store.
+            rank: rank of this host; the first one holds the store.
             hosts: number of hosts.
             address: address of the first host in the run's network.
             port: port of the first host's gate.

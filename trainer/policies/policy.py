@@ -140,8 +140,8 @@ class BatchObservation:
         steps: number of steps that the medians are over.
         epoch: epochs completed when the period ended.
         step_time_s: mean time of a step of the period, on the leader's clock.
-        noise: of the gradient, the mean of the period's samples; None: there were none.
-        samples_seen: by all workers until the next step.
+        noise: gradient noise, the mean of the period's measurements; None: there were none.
+        samples_seen: samples of all workers before the next step.
     """
 
     local_batch_sizes: tuple[int, ...]
@@ -244,10 +244,10 @@ class DynamicState(Record):
     """State of `DynamicShares`: the epoch's times so far, smoothed times, and what was learned of shares that grew.
 
     Attributes:
-        gathered: of the present epoch.
+        gathered: mean of the present epoch.
         local_batch_sizes: the shares that ``smoothed_s`` belongs to.
         smoothed_s: mu, in rank order; empty before the first look at these shares.
-        grown: where a share has just grown, what it was before; empty once that was judged.
+        grown: share and throughput before a share just grew, by rank; None: it did not; empty once that was judged.
         caps: b_max that each worker taught.
     """
 
@@ -747,7 +747,7 @@ class CriticalState(Record):
         """Return the samples that the planned batch size would have taken for the progress made by ``samples_seen``.
 
         Args:
-            samples_seen: by all workers, since `since` in steps of one size.
+            samples_seen: samples of all workers so far, those after `since` in steps of one size.
             batch_size: samples of these steps.
         """
         wasted = 1 - self.worth * self.given / batch_size if self.given else 0.0
@@ -948,7 +948,7 @@ def choose_policy(spec: RunSpec, *, minimum: int) -> BatchPolicy[Any]:
     """Return the batch policy that a run asks for; raise BadInput for a batch without ``minimum`` samples a worker.
 
     Args:
-        spec: of the run.
+        spec: spec of the run.
         minimum: least share of a worker, in samples.
 
     Raises:

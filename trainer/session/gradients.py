@@ -323,7 +323,7 @@ class GradientSum:
 
         Args:
             load: [room] of the message.
-            weight: of this worker's gradient.
+            weight: weight of this worker's gradient.
         """
         self._put(weight)
         self._mark()
@@ -346,7 +346,7 @@ class GradientSum:
         """Set ``.grad`` to the leader's whole-batch gradient; return how the others' sum differs; all must call it.
 
         Args:
-            weight: of this worker's gradient.
+            weight: weight of this worker's gradient.
             is_leader: whether this worker computed the whole batch.
             draws: whether random numbers were drawn while this worker computed.
 
@@ -390,7 +390,7 @@ def named_parameters(
     """Return an optimizer's parameters that require gradients, as (name, parameter), in the order of its groups.
 
     Args:
-        optimizer: of the parameters.
+        optimizer: optimizer of the parameters.
         names: of parameters, by their ``id``; others are called 'number N of the optimizer', N from 0 among all of its
             own.
     """

@@ -26,7 +26,7 @@ def inspect_model(model: object, world_size: int) -> None:
     """Raise BadInput for a model that cannot be trained, or that a wrapper already trains on several workers.
 
     Args:
-        model: as the script gave it.
+        model: model as the script gave it.
         world_size: number of workers; with 1, wrappers and sharded parameters are let pass.
 
     Raises:
@@ -64,7 +64,7 @@ def inspect_optimizers(optimizers: Sequence[object]) -> None:
     """Raise BadInput for an optimizer that is no plain torch optimizer, or a parameter that two optimizers have.
 
     Args:
-        optimizers: as the script gave them.
+        optimizers: optimizers as the script gave them.
 
     Raises:
         BadInput: one is no torch optimizer (a wrapper or a scheduler, say), or two have the same parameter; the hint
@@ -90,7 +90,7 @@ def inspect_loader(loader: object, world_size: int) -> DataLoader[Any]:
     """Return a training loader as it is; raise BadInput if it is no DataLoader, or workers would draw other data.
 
     Args:
-        loader: as the script gave it.
+        loader: loader as the script gave it.
         world_size: number of workers; with 1, any DataLoader will do.
 
     Raises:

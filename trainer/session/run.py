@@ -64,9 +64,9 @@ class Session(Flow):
     is saved but the unfinished model of a run that was asked to stop.
 
     Attributes:
-        rank: of this worker.
+        rank: rank of this worker.
         world_size: number of workers.
-        device: where the parameters are.
+        device: device where the parameters are.
         accumulate: backward passes of a step.
     """
 
@@ -130,7 +130,7 @@ class Session(Flow):
             run.log({"loss": loss}, to=wandb.log)
 
         Args:
-            figures: of this worker's samples, by name; all workers have the same.
+            figures: figures of this worker's samples, by name; all workers have the same.
             to: is called with the means and a step, on the leader alone: ``wandb.log``, ``mlflow.log_metrics``,
                 ``logger.log_metrics`` of Lightning. None: nothing is; on other workers it does not count.
             step: number that ``to`` is given; None: the steps done in the session.
@@ -178,7 +178,7 @@ class Session(Flow):
                 run.backward(cross_entropy(model(inputs), labels, reduction="sum") / items, weight="sum")
 
         Args:
-            value: of this worker's part; where it has none of the batch at hand, nothing is added.
+            value: value of this worker's part; where it has none of the batch at hand, nothing is added.
 
         Raises:
             RunFailed: the workers are at different points of the script, or one is gone.
@@ -533,13 +533,13 @@ def restore(
     """Load a checkpoint into a script's model, optimizers, other parameters, ``extra`` and random generators, in place.
 
     Args:
-        model: of the script.
+        model: model of the script.
         sides: its optimizers.
         others: parameters that its optimizers have and the model has not.
         extra: what the script has besides, by name.
         shared: the checkpoint's state of all workers.
         rank_state: its state of this worker.
-        device: of this worker.
+        device: device of this worker.
 
     Raises:
         BadInput: the checkpoint has other names as ``extra``, or does not fit the script's model, optimizers or

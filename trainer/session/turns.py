@@ -67,10 +67,10 @@ class StepMessages(Guard):
     around communication, the object names a worker that is lost inside.
 
     Args:
-        number: of the session in this process, from 1.
-        rank: of this worker.
+        number: number of the session in this process, from 1.
+        rank: rank of this worker.
         world_size: number of workers.
-        store: that they met through, for a roll call when a worker does not come; None: no roll call.
+        store: store that they met through, for a roll call when a worker does not come; None: no roll call.
         room: float64 values of a gradient that every message can carry; 0: none.
 
     Attributes:
@@ -79,7 +79,7 @@ class StepMessages(Guard):
         waited_s: seconds of this step in which this worker waited for the others' messages.
         step: number of steps done.
         trained: number of elements of the parameters that are trained.
-        number: of the session in this process, from 1.
+        number: number of the session in this process, from 1.
     """
 
     def __init__(self, *, number: int, rank: int, world_size: int, store: Store | None, room: int = 0) -> None:
@@ -105,8 +105,8 @@ class StepMessages(Guard):
 
         Args:
             action: what this worker is about to do.
-            part: of the batch that the script was given last; None: there was none.
-            numbers: that are summed over the workers, at most 64.
+            part: part of the batch that the script was given last; None: there was none.
+            numbers: numbers that are summed over the workers, at most 64.
             mark: checksum of the arguments that have to be equal on all workers; 0: there are none.
 
         Raises:
@@ -159,7 +159,7 @@ class StepMessages(Guard):
         Args:
             action: name of what this worker is about to do.
             part: its part of the batch at hand; None: there is none.
-            numbers: to be summed over the workers; as many on all of them.
+            numbers: numbers to be summed over the workers; as many on all of them.
             mark: fingerprint of what all must have alike, see `begin`; 0: nothing.
 
         Raises:

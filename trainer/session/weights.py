@@ -27,7 +27,7 @@ class Counts(NamedTuple):
     """The samples, the denominator and the kind (mean or sum) of a worker's loss; summed over workers, of the batch's.
 
     Attributes:
-        samples: of its part of the batch.
+        samples: samples of its part of the batch.
         denominator: count that the loss is a mean over, where the script or a cross entropy says so; else 0.
         losses: number of losses that count: 1 if the worker has a part of the batch.
         means: number of those that are means over samples.
@@ -45,7 +45,7 @@ class Counts(NamedTuple):
         """Return the counts of a loss that is a mean over ``weight`` (None: its targets, else ``samples``) or a sum.
 
         Args:
-            samples: of this worker's part; 0: the loss does not count.
+            samples: samples of this worker's part; 0: the loss does not count.
             loss: scalar, before its backward pass; None: not known.
             weight: denominator of the loss, or ``"sum"``; None: the targets' weight of a cross entropy, else samples.
 

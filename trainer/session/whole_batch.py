@@ -36,10 +36,10 @@ class WholeBatch:
         audits: whether there are batches that the leader computes whole, and the others in shares.
 
     Attributes:
-        part: of the batch at hand; None: none was given yet.
-        weight: of this worker's loss in that of the batch, while a backward pass runs; None: not known.
+        part: part of the batch at hand; None: none was given yet.
+        weight: weight of this worker's loss in that of the batch, while a backward pass runs; None: not known.
         waited_s: seconds of the step under way spent waiting for other workers.
-        groups: of all workers, and with ``audits`` of those but the leader; empty: nothing was opened yet.
+        groups: process groups of all workers and, with ``audits``, of all but the leader; empty: none was opened yet.
     """
 
     def __init__(self, rank: int, watched: Callable[[], Any], *, audits: bool) -> None:
@@ -90,7 +90,7 @@ class WholeBatch:
 
         Args:
             local: [``part.rows``, ...], a row for each sample that this worker computes.
-            part: of the batch.
+            part: part of the batch.
 
         Raises:
             BadInput: ``local`` has another number of rows, or no dimension.

@@ -67,7 +67,7 @@ class AdaptiveController:
     """Ratio policy of a run with its state, which chooses the gradient exchange of the next steps, alike on all ranks.
 
     Args:
-        spec: of the run whose exchange is controlled.
+        spec: spec of the run whose exchange is controlled.
         candidates: exchanges to choose among.
         network: network as measured at the start; None: no policy here asks for it.
         tries_twins: whether the caller makes the paired trial that `try_ratio` asks for.

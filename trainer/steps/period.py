@@ -62,7 +62,7 @@ class ControlRow:
         own_norm: squared norm of the worker's weighted gradient, the mean over all steps that tell it; 0: none does.
         sum_norm: squared norm of the sum over all workers, the mean over the same steps.
         norm_samples: samples of the worker in these steps, the mean.
-        norm_groups: of samples, that its norm is over (see `GradientNorms.take`).
+        norm_groups: number of groups of samples whose norms ``own_norm`` is made of (see `GradientNorms.take`).
         candidate_gain, floor_gain: means, where steps chose between a candidate and its floor; 0: they did not.
         look_energy: squared norm of gradient and residual when gains were last looked at; 0: they were not.
         look_energies: what the largest elements would have kept, one for each ratio that runs look at.
@@ -120,7 +120,7 @@ class Period:
     Attributes:
         rows: measurements of each worker.
         local_batch_sizes: samples of each worker in a batch at the period's end.
-        samples: of each worker in a full step then: several batches of a script that accumulates; empty: one batch.
+        samples: samples of each worker in a full step then, several batches with accumulation; empty: one batch.
         devices: number of devices that share a model, neighbours in rank order.
     """
 
@@ -143,7 +143,7 @@ class Period:
         Args:
             gathered: rows, each the numbers of a `ControlRow` with its ``look_energies`` last.
             local_batch_sizes: samples of each worker in a batch at the period's end.
-            samples: of each worker in a full step; empty: a step is one batch.
+            samples: samples of each worker in a full step; empty: a step is one batch.
             devices: number of devices that share a model.
         """
         rows = (ControlRow(*numbers[:_SINGLE], look_energies=tuple(numbers[_SINGLE:])) for numbers in gathered)
@@ -244,7 +244,7 @@ class Period:
         """Return the ``stream`` field of a ``step`` event: rates, samples waiting, seconds waited, dropped, by rank.
 
         Args:
-            rates: of the streams, samples a second.
+            rates: rates of the streams, samples a second.
         """
         return {
             "stream": {

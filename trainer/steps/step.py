@@ -423,7 +423,7 @@ def half_of(samples: int, rank: int) -> int:
 
     Args:
         samples: size of the micro-batch, at least 1.
-        rank: of this worker, for the error.
+        rank: rank of this worker, for the error.
 
     Raises:
         RunFailed: the micro-batch was a single sample.
@@ -704,7 +704,7 @@ class FusedStep:
 
         Args:
             parts: micro-batches.
-            factor: on each gradient.
+            factor: factor on each gradient.
             restore: called where memory runs out, to put buffers and random states back; None: they stay.
 
         Raises:

@@ -359,7 +359,7 @@ def outer_step(
         update: averaged update, 1-D; overwritten with the step to add to the last common parameters.
         velocity: momentum, as long as the parameters, or empty without momentum; overwritten with the next step's.
         rate: factor on the step.
-        momentum: of the outer step, in [0, 1); 0: ``velocity`` is not used.
+        momentum: momentum of the outer step, in [0, 1); 0: ``velocity`` is not used.
         parameters: number of elements of the update that are parameters; running statistics behind them stay. None: all
             are.
     """
@@ -559,7 +559,6 @@ class Synchronizer:
             step: number of the step, from 1.
             trace: measurements of the step; with votes its ``gradient_energy`` must be there.
             samples: samples of the step of each worker, in rank order.
-
 
         Returns:
             Trace with what was sent and how long that took.

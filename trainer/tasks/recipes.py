@@ -120,8 +120,8 @@ def sgd(
 
     Args:
         learning_rate: rate tuned for the task's batch size, above 0.
-        momentum: of SGD; 0: none.
-        weight_decay: of SGD; 0: none.
+        momentum: momentum of SGD; 0: none.
+        weight_decay: weight decay of SGD; 0: none.
         nesterov: whether the momentum is Nesterov's.
         max_gradient_norm: largest norm of the whole gradient, which is scaled down to it; None: no limit.
 

@@ -230,7 +230,7 @@ class ResidualBlock(nn.Module):
     Args:
         inputs: channels of the images.
         width: channels of the result, at least as many.
-        stride: of the first convolution.
+        stride: stride of the first convolution.
     """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:

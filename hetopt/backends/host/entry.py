@@ -250,7 +250,7 @@ def _torch_trouble() -> str | None:
 
 
 def _take_part(asked: dict[str, Any]) -> None:
-    """Take the code that follows a request, and replace this program by the node; on a failure clean up and say why."""
+    """Unpack code from standard input, and replace this process by the run's node; on failure clean up and say why."""
     folder = os.path.abspath(os.path.expanduser(asked["folder"]))
     root = "/".join((folder, "runs", asked["run"], asked["host"]))
     try:

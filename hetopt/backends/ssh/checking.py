@@ -226,7 +226,7 @@ def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
 
 
 def _wishes(seen: Mapping[str, Seen]) -> dict[str, dict[str, Any]]:
-    """Return the hosts that each host is to try: all others, and its neighbour in the ring for the rates."""
+    """Return each host's links to try, by name: ``others`` to reach, and ``measure``, the next in a ring, for rates."""
     open_ = [(name, report.address, report.port) for name, report in seen.items() if report.port is not None]
     names = [name for name, _, _ in open_]
     after = dict(zip(names, [*names[1:], *names[:1]], strict=True))

@@ -258,7 +258,8 @@ class AutoState(Record):
         backlog: gradient that is held back, in steps.
         loss: mean loss of the periods before, the newer the more; None: none is known.
         rises: number of periods in a row whose loss was far above that.
-        step, steps_left: of the run, done and to do, as far as that is known.
+        step: number of steps done in the run.
+        steps_left: steps of the run to do; None: not known.
         verdict, trials: the last of twins, and how many there were.
     """
 
@@ -438,8 +439,8 @@ class Outlook:
         Both are given twice: as expected, and as hoped for where the option was never timed.
 
         Args:
-            option: to judge.
-            coefficient: of the law by which lost energy costs steps; None: as trials left it. It does not count for
+            option: option to judge.
+            coefficient: coefficient of the law by which lost energy costs steps; None: as trials left it. Not used for
                 options that average, whose gain is the progress of a local step.
 
         Returns:

@@ -261,9 +261,9 @@ class Loop(_Renter):
         return self.save(seen.model_copy(update={"time_s": self.clock(), "machines": self._machines(seen, {})}))
 
     def _machines(self, before: ClusterState, beats: Mapping[str, float]) -> tuple[MachineState, ...]:
-        """Return the states of a run's machines now, and of machines that EC2 lists and no record knows.
+        """Return the present states of a run's machines, and of machines that EC2 lists and no record knows.
 
-        The process that rented such machines was killed meanwhile. They are paid for, and relieved.
+        The latter were rented by a process that was killed; they are billed, and have the duty 'relieved'.
 
         Args:
             before: the last cluster state.
@@ -445,10 +445,10 @@ class Loop(_Renter):
         return self.save(self._outlive(state.model_copy(update=lease), end_s))
 
     def _outlive(self, state: ClusterState, lease_end_s: float) -> ClusterState:
-        """Have the account end machines with a place later than their lease; return the state with the new ends.
+        """Move the ends that AWS's scheduler has for serving machines to some slack after the lease; return the state.
 
-        To be called before the lease grows, and after it has shrunk. Each move is a call for each machine, so that ends
-        are moved when half of the slack is used up. Without the account's role nothing is done.
+        Call it before the lease grows, and after it has shrunk. A machine's end is moved once half of its slack is used
+        up. Without the scheduler's role nothing is done.
 
         Args:
             state: the last cluster state.
@@ -686,7 +686,9 @@ class Loop(_Renter):
         return ids[:needed], None if needed else _why_short(request, answer, len(ids), role)
 
     def _end_outside(self, ids: Iterable[str], lease_end_s: float | None = None) -> None:
-        """Have the account end machines at a time by which they should have a place, if it has the role for that.
+        """Have AWS's scheduler end new machines `UNPLACED_S` seconds from now, by when they should have a place.
+
+        At the latest they end after the lease (`Order.outside_end_s`). Without the scheduler's role nothing is done.
 
         Args:
             ids: of the machines.
