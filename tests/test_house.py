@@ -72,13 +72,6 @@ def test_the_docstring_of_a_function_begins_with_a_verb() -> None:
                 assert not NO_VERBS.match(text), f"{name(path)}: {node.name}: {text.splitlines()[0]}"
 
 
-def test_nothing_is_defined_after_a_module_runs() -> None:
-    """What stands below `if __name__ == "__main__"` is not there yet when the module is run."""
-    for path in MODULES:
-        for statement in ast.parse(path.read_text(encoding="utf-8")).body[:-1]:
-            assert not (isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test)), name(path)
-
-
 def test_an_unknown_error_is_never_swallowed() -> None:
     """A handler for everything may clean up, but it must raise again or hand the error on."""
     for path in MODULES:
@@ -307,24 +300,13 @@ def test_no_test_is_judged_by_how_quick_its_machine_is() -> None:
     assert found == set(TIMED)
 
 
-def test_percent_is_written_with_its_space_and_counts_with_their_number() -> None:
-    """'31 %' and '1 step' everywhere: no ``:.0%``, whose sign sticks to the number, and no "1 steps", which
-    ``formatting.counted`` never writes. A progress bar's share is part of a drawing."""
-    many = re.compile(r" [a-z]+s\b(?!/)")
-    drawn = ("hetopt/cli/render.py", "hetopt/trainer/session/batch_norm.py")
+def test_percent_is_written_with_its_space() -> None:
+    """'31 %' everywhere: no ``:.0%``, whose sign sticks to the number. A progress bar's share is part of a drawing."""
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.JoinedStr):
-                continue
-            for value, after in zip(node.values, [*node.values[1:], None], strict=True):
-                if not isinstance(value, ast.FormattedValue):
-                    continue
-                where = f"{name(path)}:{value.lineno}"
-                form = ast.unparse(value.format_spec) if value.format_spec is not None else ""
-                assert re.search(r"\.\d%", form) is None or name(path) in drawn, where
-                counts = isinstance(value.value, ast.Call) and ast.unparse(value.value.func) == "formatting.count"
-                text = after.value if isinstance(after, ast.Constant) else ""
-                assert not (counts and isinstance(text, str) and many.match(text)), where
+            if isinstance(node, ast.FormattedValue) and name(path) != "hetopt/cli/render.py":
+                form = ast.unparse(node.format_spec) if node.format_spec is not None else ""
+                assert re.search(r"\.\d%", form) is None, f"{name(path)}:{node.lineno}"
 
 
 SET_BY_ANYBODY = re.compile(

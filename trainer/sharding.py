@@ -263,16 +263,6 @@ WHOLE = Shards()
 """Layout of a model of which every worker has all."""
 
 
-def replica_bytes(model: nn.Module) -> int:
-    """Return the bytes to train a whole replica: weights, buffers, and of trained weights gradient and two moments.
-
-    16 a parameter for Adam in single precision (Rajbhandari et al. 2020).
-    """
-    return sum(parameter.nbytes * (1 + 3 * parameter.requires_grad) for parameter in model.parameters()) + sum(
-        buffer.nbytes for buffer in model.buffers()
-    )
-
-
 def device_bytes(device: torch.device, sharing: int) -> int:
     """Return the bytes that a worker may use: 90 % of its GPU, or of main memory divided by ``sharing`` workers."""
     is_cuda = device.type == "cuda"
@@ -311,7 +301,12 @@ def share(
     """
     hosts = [worker.host for worker in spec.workers]
     if wish == "auto":
-        fits = replica_bytes(model) <= device_bytes(device, hosts.count(hosts[rank]))
+        # To train a replica: buffers, weights, and of trained ones gradient and two moments: 16 bytes a parameter for
+        # Adam in single precision (Rajbhandari et al. 2020).
+        needed = sum(buffer.nbytes for buffer in model.buffers()) + sum(
+            parameter.nbytes * (1 + 3 * parameter.requires_grad) for parameter in model.parameters()
+        )
+        fits = needed <= device_bytes(device, hosts.count(hosts[rank]))
         if all(row[0] for row in gather_numbers([float(fits)], len(hosts))):
             return WHOLE
     if wish == "none":

@@ -263,20 +263,20 @@ def check_for_script(spec: RunSpec) -> None:
 
 
 def check_script_batch(spec: RunSpec, samples: int) -> None:
-    """Refuse a script whose loader gives another number of samples a step than the plan's global batch size.
+    """Refuse a script that steps by another number of samples than the plan's global batch size.
 
     Args:
         spec: of the plan's run.
-        samples: of a step over all workers, as the script's loader gives them.
+        samples: of a step over all workers, as the script has them.
 
     Raises:
-        BadInput: the loader's samples and the plan's global batch size differ.
+        BadInput: the script's samples and the plan's global batch size differ.
     """
     planned, name = spec.global_batch_size, Path(spec.script[0]).name
     if samples != planned:
         raise BadInput(
-            f"The plan steps by {planned:,} samples, and the loader of {name} gives {samples:,}.",
-            hint=f"start the script with its own option for {planned:,} samples, or plan with "
+            f"The plan steps by {planned:,} samples, and {name} by {samples:,}.",
+            hint=f"start the script with its own option for {planned:,} samples on all workers together, or plan with "
             f"{setting('batch_size', samples)}",
         )
 

@@ -96,7 +96,7 @@ def test_it_is_launched_stopped_resumed_and_reported(plan: Plan, tmp_path: Path)
         api.launch(plan, on=Local(slowdowns=(1, 3)))
     refused = api.launch(plan, on="local", script=[str(script), "--epochs", "1"])
     assert refused.wait().state is RunState.FAILED
-    assert "The plan steps by 32 samples, and the loader of resumable.py gives 64." in str(refused.status().reason)
+    assert "The plan steps by 32 samples, and resumable.py by 64." in str(refused.status().reason)
     arguments = ["--epochs", str(EPOCHS), "--batch-size", str(BATCH)]
     run = api.launch(plan, on=Local(slowdowns=(1, 3)), script=[str(script), *arguments])
     until((run.folder / "checkpoint" / "LATEST").exists)

@@ -144,7 +144,7 @@ def test_runs_that_are_planned_alike_are_alike(tasks: Runs, scripts: Runs) -> No
 def test_a_script_of_another_batch_than_planned_is_refused_before_a_step(scripts: Runs) -> None:
     refusals = sorted(scripts["compression"][0].parent.glob("*/refused-*"))
     assert [(path.parent.name, path.name) for path in refusals] == [("larger", f"refused-{rank}") for rank in range(2)]
-    assert all("steps by 128 samples, and the loader of train.py gives 64" in path.read_text() for path in refusals)
+    assert all("steps by 128 samples, and train.py by 64" in path.read_text() for path in refusals)
 
 
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if isinstance(field.script, Refused)])

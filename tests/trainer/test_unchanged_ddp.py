@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -25,8 +26,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.ddp.comm_hook import CommState, comm_hook
-from hetopt.trainer.ddp.script import unequal
+from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
+from hetopt.trainer.ddp.script import _weighing, unequal
 from hetopt.trainer.script.batches import Audit
 from hetopt.trainer.session import session
 from tests.trainer_pieces.runs import run_of
@@ -57,13 +58,16 @@ def plain(batch: int, ddp: Callable[[nn.Module], nn.Module], **options: Any) -> 
     return model
 
 
-def accumulating(batch: int, ddp: Callable[[nn.Module], nn.Module], **options: Any) -> nn.Module:
+def accumulating(
+    batch: int, ddp: Callable[[nn.Module], nn.Module], *, draws: bool = False, **options: Any
+) -> nn.Module:
     model = net()
     wrapped: Any = ddp(model)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
     data = points(SAMPLES)
     loader = DataLoader(data, batch_size=batch, sampler=DistributedSampler(data, **options), num_workers=1)
-    for number, (x, y) in enumerate(epochs(loader)):
+    rows = [part[:batch] for part in data.tensors]
+    for number, (x, y) in enumerate(6 * [rows] if draws else epochs(loader)):
         if number % 3 < 2:
             with wrapped.no_sync() if hasattr(wrapped, "no_sync") else torch.enable_grad():
                 (cross_entropy(wrapped(x), y) / 3).backward()
@@ -131,6 +135,7 @@ SCRIPTS: dict[str, Callable[..., nn.Module]] = {
     "accumulating": accumulating,
     "peeking": peeking,
     "drawing": drawing,
+    "its own batches": partial(accumulating, draws=True),
     **{audit: partial(normalising, audit=audit) for audit in get_args(Audit)},
 }
 
@@ -234,6 +239,23 @@ def test_epochs_are_passes_over_the_data_however_often_a_loop_begins(tmp_path: P
 def test_loaders_of_two_sizes_read_every_sample_once_an_epoch_whatever_else_draws(tmp_path: Path) -> None:
     read = torch.cat([state["read"] for state in trained("drawing", tmp_path)])
     assert torch.equal(torch.bincount(read), torch.full((160,), EPOCHS))
+
+
+def test_batches_that_hetopt_does_not_cut_and_that_are_not_the_plans_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"The plan steps by 32 samples, and train\.py by 96"):
+        trained("its own batches", tmp_path)
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_losses_of_a_trainer_are_sums_only_where_the_model_divides_them_by_all_items(divides: bool) -> None:
+    told, weights = list[Any](), torch.ones(3, requires_grad=True)
+    options = SimpleNamespace(average_tokens_across_devices=True)
+    trainer = SimpleNamespace(model_accepts_loss_kwargs=True, compute_loss_func=None, args=options)
+    run: Any = SimpleNamespace(divides=None, weigh=told.append)
+    for _ in range(2):
+        loss = lambda _, num_items_in_batch: weights.sum() / (num_items_in_batch if divides else 3)  # noqa: E731
+        _weighing([run], loss, trainer, num_items_in_batch=torch.tensor(6)).backward()
+    assert told == 2 * [SUM if divides else None]
 
 
 def test_everything_that_top_k_keeps_in_whole_is_the_dense_sum(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from hetopt.trainer.policies.ratio.auto import AutoRatio
-from hetopt.trainer.policies.ratio.policy import DENSE, GainCurve, RatioObservation
+from hetopt.trainer.policies.ratio.policy import DENSE, GainCurve
 from hetopt.trainer.policies.ratio.published import (
     WARM_UP,
     Accordion,
@@ -212,29 +213,13 @@ def test_factors_stay_within_bounds_and_what_is_sent_keeps_enough(exponent, poli
 # --- ScaDLES ---
 
 
-def votes(policy, gains):
-    kept = tuple((gain,) for gain in gains)
-    own = GainCurve(ratios=(policy.ratio,), kept=kept, energy=(1.0,) * len(gains))
-    observation = RatioObservation(
-        step=20,
-        steps=20,
-        epoch=0,
-        ratio=1.0,
-        compute_s=0.1,
-        step_s=0.1,
-        kept_energy=(1.0,) * len(gains),
-        energy=(1.0,) * len(gains),
-        gradient_norm=1.0,
-        gain_curve=own,
-    )
-    return policy.decide(policy.initial(), observation)[1].ratio
-
-
 @pytest.mark.parametrize("count", range(5))
 def test_more_than_half_of_the_votes_compress(count):
     """A minority and a tie do not, as they do in the released code."""
-    told = votes(ThresholdRatio(ratio=0.1, delta=0.1), (0.9,) * count + (0.5,) * (4 - count))
-    assert told == (0.1 if count > 2 else DENSE)
+    kept = ((0.9,),) * count + ((0.5,),) * (4 - count)
+    seen = replace(observe(DENSE), gain_curve=GainCurve(ratios=(0.1,), kept=kept, energy=(1.0,) * 4))
+    policy = ThresholdRatio(ratio=0.1, delta=0.1)
+    assert policy.decide(policy.initial(), seen)[1].ratio == (0.1 if count > 2 else DENSE)
 
 
 # --- AR-Topk's scan ---

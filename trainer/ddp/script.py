@@ -47,6 +47,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Sampler, dataloader
 
 from hetopt.core.errors import BadInput
+from hetopt.core.run_rules import check_script_batch
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.checkpoints.folder import parameters_sha256, write_model
 from hetopt.trainer.context import Generators, States
@@ -248,6 +249,7 @@ class DdpRun:
         steps: number of steps that optimizers have made.
         can_audit: whether a loss is of the samples of its worker alone, and not divided by what all workers count.
         scaled: what a GradScaler made of a loss last, and that loss; None: no scaler was used.
+        divides: whether the Trainer of transformers divides its losses by what all workers count; None: not known.
     """
 
     def __init__(self, spec: RunSpec, run_dir: Path, rank: int, world_size: int, *, as_one: bool = False) -> None:
@@ -265,11 +267,13 @@ class DdpRun:
         self._state: CommState | None = None  # of the module that was called last
         self._computes_in = torch.float32
         self._is_within = False  # a backward pass
+        self._draws = self._is_used = False  # whether no loader gave the batch at hand, and it had a backward pass
         self._batches = self._base = 0  # of the steps so far; samples on a rank of the first loader in shares
         self._is_audit: bool | None = None  # of the step's batches so far, all; None: the step has none yet
         self._drawn_before: Generators | None = None
         self._left: tuple[dict[str, Any], Iterable[tuple[str, Tensor]]] | None = None  # model and its parameters
         self.can_audit = True
+        self.divides: bool | None = None
 
     # Shares (see `hetopt.trainer.ddp.script`).
 
@@ -345,9 +349,11 @@ class DdpRun:
         if as_one:
             return Audits(every_step=True)
         is_off = any(state.record is None or state.record.mode == "off" for state in states)
-        is_wanted = can_audit and not is_off
-        accumulate = spec.batches_per_step
-        return Audits(accumulate=accumulate, largest=spec.workers[0].max_local_batch_size) if is_wanted else None
+        return (
+            Audits(accumulate=spec.batches_per_step, largest=spec.workers[0].max_local_batch_size)
+            if can_audit and not is_off
+            else None
+        )
 
     # What the script does.
 
@@ -432,8 +438,9 @@ class DdpRun:
     def forward(self, ddp: nn.Module, rows: int) -> None:
         """Take the first queued batch, which a training forward pass of ``ddp`` over ``rows`` samples now computes.
 
-        Several passes may be over one batch while the next is read ahead: those keep it, where its rows tell. Where
-        nothing is queued, the batch counts as one in equal shares, and a remark says so.
+        Several passes may be over one batch while the next is read ahead: those keep it, where its rows tell. Where no
+        loader gives batches, each that is followed by a backward pass counts as one in equal shares, and a remark says
+        so.
 
         Args:
             ddp: module that is called.
@@ -453,15 +460,22 @@ class DdpRun:
             for _ in range(next(alike, 0)):  # batches that the script passed over
                 self._waiting.popleft()
             sampler, part = self._waiting.popleft()
-            self._read_from(sampler)
-        elif before is None:
-            part = self._equal_part(rows)
+            self._draws = False
+            if isinstance(sampler, UnequalBatches):
+                sampler.is_trained_on = True
+                self._read[sampler] += 1
+            else:
+                self.remark(
+                    "a loader that the script trains on keeps equal shares: nothing in its sampler is of one rank."
+                )
+        elif before is None or self._is_used:
+            part, self._draws = self._equal_part(rows), True
             self.remark("the script reads its batches through no DataLoader: shares stay equal.")
         else:
             return
         if self.periods.engine is None:
             self._begin(part.batch, part.shares)
-        self._part, self._taken = part, tuple(map(operator.add, self._taken, part.shares))
+        self._part, self._is_used, self._taken = part, False, tuple(map(operator.add, self._taken, part.shares))
         self.periods.samples_seen += part.batch
         self.periods.pace.begin(part.samples)
         self._batches += 1
@@ -495,14 +509,6 @@ class DdpRun:
             return 1 / self.world_size if weight == SUM else float(weight)
         # The leader's loss is of the whole batch.
         return 0.0 if part is None or (part.is_audit and self.rank) else part.weight
-
-    def _read_from(self, sampler: object) -> None:
-        """Count a batch of a loader that is trained on; print a remark if its sampler gives equal shares."""
-        if isinstance(sampler, UnequalBatches):
-            sampler.is_trained_on = True
-            self._read[sampler] += 1
-        else:
-            self.remark("a loader that the script trains on keeps equal shares: nothing in its sampler is of one rank.")
 
     def _equal_part(self, rows: int) -> Part:
         """Return this worker's part of a batch that hetopt does not share out, equal on all workers."""
@@ -547,7 +553,7 @@ class DdpRun:
         try:
             yield gradients if factor == 1 else _multiplied(factor, tensors, gradients)
         finally:
-            self._is_within = False
+            self._is_within, self._is_used = False, self._draws
         if not self.is_ours:
             self.reach(1.0)
         for _, state in self._modules:
@@ -579,6 +585,7 @@ class DdpRun:
 
         Raises:
             Stopped: somebody asked the run to end, on all workers between the same two steps.
+            BadInput: the script steps by another number of samples or batches than the plan.
         """
         periods, part, wrapped = (
             self.periods,
@@ -598,6 +605,8 @@ class DdpRun:
                 hint="profile it with the arguments that it is launched with",
             )
         taken = self._taken if any(self._taken) else part.shares  # one more step of the same batch
+        if self.steps == 2 and self._spec.script and not part.step and periods.samples_seen == 2 * sum(taken):
+            check_script_batch(self._spec, sum(taken))  # of batches that hetopt does not cut, and that are of one size
         loss_sum = sum(taken) * self._loss
         self._loss, self._taken = torch.zeros_like(loss_sum), (0,) * self.world_size
         waited_s, state.waited_s = state.waited_s, 0.0
@@ -920,13 +929,22 @@ def _weighing(
     """Compute a loss by `Trainer.compute_loss` of transformers, and note whether the Trainer made it a sum.
 
     ``average_tokens_across_devices`` divides a loss by the items that all workers have in the batch, and multiplies it
-    by the workers, since DDP takes their mean: such gradients are added up, whatever the shares are.
+    by the workers, since DDP takes their mean: such gradients are added up, whatever the shares are. Models that are
+    given the number of items and take a mean of their own all the same (BERT's classifiers) are told by the derivative
+    of the first loss by that number: there is none.
     """
-    loss = compute_loss(trainer, *args, num_items_in_batch=num_items_in_batch, **options)
-    divides = bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func) and num_items_in_batch is not None
+    takes = bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func) and num_items_in_batch is not None
+    items = num_items_in_batch
+    if takes and torch.is_grad_enabled() and any(run.divides is None for run in runs):
+        items = torch.as_tensor(items, dtype=torch.float32).clone().requires_grad_()
+    result = compute_loss(trainer, *args, num_items_in_batch=items, **options)
     for run in runs:
-        run.weigh(SUM if divides and trainer.args.average_tokens_across_devices else None)
-    return loss
+        if items is not num_items_in_batch:
+            run.divides = torch.autograd.grad(
+                result if isinstance(result, Tensor) else result[0], items, retain_graph=True, allow_unused=True
+            ) != (None,)
+        run.weigh(SUM if takes and run.divides and trainer.args.average_tokens_across_devices else None)
+    return result
 
 
 def _extend(undo: ExitStack, owner: Any, name: str, extension: Callable[..., Any]) -> None:

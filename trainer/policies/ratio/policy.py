@@ -157,12 +157,6 @@ class RatioObservation:
         """Energy sent over energy there was, of all workers, in [0, 1]; 1 where there was none."""
         return gain_of(sum(self.kept_energy), sum(self.energy))
 
-    def gains_at(self, ratio: float) -> tuple[float, ...] | None:
-        """Return the fraction of each worker's energy kept at ``ratio``, in rank order; None: it is not known."""
-        if self.gain_curve is not None:
-            return self.gain_curve.gains(ratio)
-        return tuple(map(gain_of, self.kept_energy, self.energy)) if ratio == self.ratio else None
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatioDecision:

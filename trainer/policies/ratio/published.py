@@ -209,7 +209,7 @@ class ThresholdRatio(ThresholdSettings):
 
         The state stays as it is; a reason is given with a change alone.
         """
-        gains = observation.gains_at(self.ratio)
+        gains = None if observation.gain_curve is None else observation.gain_curve.gains(self.ratio)
         if gains is None:
             return state, RatioDecision(ratio=observation.ratio, measure_gain=True)
         votes = [gain >= 1 - self.delta - _ROUNDING for gain in gains]
@@ -323,12 +323,10 @@ class Gravac(GravacSettings):
             factor = min(max(ideal, 1.0), self.largest)
             return state.model_copy(update={"candidate": factor, "floor": min(state.floor, factor), "done": True})
         raised = state.raised + 1
-        candidate = min(self.largest, self.floor * self._raise(raised))
+        # 2, 4, 16, 256, ... or 2, 4, 8, 16, ...
+        multiple = 2.0 ** min(2 ** (raised - 1) if self.raises == "exponential" else raised, 64)
+        candidate = min(self.largest, self.floor * multiple)
         return state.model_copy(update={"candidate": candidate, "raised": raised})
-
-    def _raise(self, raised: int) -> float:
-        """Return the multiple of the first floor after ``raised`` raises: 2, 4, 16, 256, ... or 2, 4, 8, 16, ..."""
-        return 2.0 ** min(2 ** (raised - 1) if self.raises == "exponential" else raised, 64)
 
 
 def ideal_factor(worth: Mapping[float, float], tolerance: float) -> float | None:
