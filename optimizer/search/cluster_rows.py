@@ -412,7 +412,7 @@ def _link(
     """Return seconds of a message and of a byte over the slowest hop of each row, inside its machines or between them.
 
     A ring over machines in order: one flow leaves each machine, whatever its number of workers. Devices that share a
-    model have summed its gradient inside their machine before (`search_space._gathering`).
+    model have summed its gradient inside their machine before (`transfer`).
     """
     option, present = rows.option, rows.count > 0
     machines = rows.count.sum(axis=1)
