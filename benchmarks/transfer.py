@@ -31,7 +31,7 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType
 from hetopt.optimizer.step_time import gpu_transfer, model as step_model
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, GpuModel, JobFacts, Measured, save
-from hetopt.optimizer.step_time.links import SWITCHED_FAMILIES
+from hetopt.optimizer.step_time.machine_bus import SWITCHED_FAMILIES
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.priors import PRIORS, SWITCHED

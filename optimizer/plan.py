@@ -571,7 +571,7 @@ class Plan(Artifact):
         return (
             f"a run exceeds {limits_in_words('the', budget, deadline, 'or')} in "
             f"{100 - math.floor(100 * seen.chance + 1e-9)} of 100 cases and is stopped unfinished"
-            + "; nine in ten need no more than " * bool(most)
+            + "; nine in ten runs of this plan need no more than " * bool(most)
             + " and ".join(most)
         )
 

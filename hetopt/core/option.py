@@ -21,10 +21,10 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from numbers import Integral, Real
-from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import COUNT, DURATION, MONEY, NUMBER, SIZE, WHOLE, Unit, quantity, split
@@ -141,23 +141,31 @@ def _signature(record: Any) -> inspect.Signature:
 def takes(record: Any) -> Callable[[Function], Function]:
     """Return a decorator that puts a record's fields for ``**options`` into a function's signature and docstring.
 
-    The function itself still gets them as keywords, and makes the record.
+    The function itself still gets them as keywords, and makes the record. A call with a parameter that it does not have
+    raises BadInput, which names the nearest.
 
     Args:
         record: made by `options`. A line ``**options: ...`` of the docstring gives way to its fields.
     """
 
     def with_signature(function: Function) -> Function:
-        """Put the record's fields into a function's signature and docstring, in place, and return the function."""
+        """Return a function that checks its parameters' names, with the record's fields in signature and docstring."""
         signature = inspect.signature(function)
         before = [
             parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
         ]
         parameters = [*before, *inspect.signature(record).parameters.values()]
-        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+
+        @wraps(function)
+        def checked(*arguments: Any, **given: Any) -> Any:
+            for name in given:
+                known(name, [parameter.name for parameter in parameters], f"parameter of {function.__name__}")
+            return function(*arguments, **given)
+
+        checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         doc = inspect.cleandoc(function.__doc__ or "")
-        function.__doc__ = re.sub(r"^    \*\*options: .*$", lambda _: _described(record), doc, flags=re.MULTILINE)
-        return function
+        checked.__doc__ = re.sub(r"^    \*\*options: .*$", lambda _: _described(record), doc, flags=re.MULTILINE)
+        return cast(Function, checked)
 
     return with_signature
 

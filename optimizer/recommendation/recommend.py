@@ -39,7 +39,7 @@ from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.offer_filter import Unpriced, narrow
-from hetopt.optimizer.plan import AWS, OWN, Candidate, Goal, Plan, Sensitivity
+from hetopt.optimizer.plan import AWS, OWN, SURE, Candidate, Goal, Plan, Sensitivity
 from hetopt.optimizer.recommendation.candidates import make_candidate, run_spec, stand_ins
 from hetopt.optimizer.recommendation.choices import (
     MOST_REASONS,
@@ -278,8 +278,8 @@ def _sure(request: PlanRequest, question: Question, result: SearchResult) -> tup
         chance=kept if is_limited else None,
         confidence=confidence,
         asked=question.asked,
-        cost_90_usd=float(np.quantile(runs.cost_usd[0], 0.9)),
-        total_90_s=float(np.quantile(runs.total_s[0], 0.9)),
+        cost_90_usd=float(np.quantile(runs.cost_usd[0], SURE, method="inverted_cdf")),
+        total_90_s=float(np.quantile(runs.total_s[0], SURE, method="inverted_cdf")),
     )
     if not seen.is_risk:
         return result, seen

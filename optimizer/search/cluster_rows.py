@@ -406,8 +406,8 @@ def _link(
 ) -> tuple[Array, Array]:
     """Return the seconds of a message, and of a byte, over each row's slowest hop, inside machines or between them.
 
-    A ring over machines in order: one flow leaves each machine, whatever its number of workers. Hops between devices
-    that shard a model do not count, as they sum before (`search_space._gathering`). ``most`` is as of `_table`.
+    A ring over machines in order: one flow leaves each machine, whatever its number of workers. Devices that share a
+    model have summed its gradient inside their machine before (`transfer`).
     """
     option, present = rows.option, rows.count > 0
     machines = rows.count.sum(axis=1)

@@ -23,15 +23,9 @@ from hetopt.optimizer.plan import ObservedLosses
 from hetopt.optimizer.search.exchange_menu import ExchangeOption
 from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.pareto import undominated
-from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, sharable
-from hetopt.optimizer.step_time.links import (
-    Network,
-    gathering_s,
-    inside_machine,
-    is_switched,
-    network_of,
-    shared_link,
-)
+from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme
+from hetopt.optimizer.step_time.links import Network, network_of
+from hetopt.optimizer.step_time.machine_bus import in_company, inside_machine, is_switched
 from hetopt.optimizer.step_time.posterior import Shape
 from hetopt.optimizer.step_time.priors import switched_contention
 from hetopt.optimizer.step_time.tiers import SampledMachine, SampledMachines
@@ -221,9 +215,7 @@ def machine_options(
         if instance.name not in known:
             try:
                 seen = None if sampled is None else sampled.machine(instance.name, precision)
-                alone = _gathering(
-                    _slowed_by_neighbours(worker_of(instance, like), model, shape, instance), model, instance
-                )
+                alone = _in_company(worker_of(instance, like), model, shape, instance)
                 if only_sampled and (lacking := no_units(instance, precision)):
                     raise Unusable(lacking)
                 samples = model.reference.largest_measured
@@ -274,19 +266,6 @@ def _slowed_by_neighbours(worker: WorkerModel, model: FittedModel, shape: Shape,
     beside_log_sd = abs(shape.crowded_log_sd(worker.workers) - shape.crowded_log_sd(measured))
     factor = shape.crowded(worker.workers) / shape.crowded(measured)
     return worker.slower(factor, math.hypot(worker.log_sd, beside_log_sd))
-
-
-def _gathering(worker: WorkerModel, model: FittedModel, instance: InstanceType) -> WorkerModel:
-    """Return the worker with micro-batches that take at least as long as gathering the sharded replica (`floor_s`).
-
-    Unchanged where the worker's memory is not known or the model has no blocks to shard.
-    """
-    blocks = sharable(model)
-    if worker.room is None or blocks is None:
-        return worker
-    gathered_s = gathering_s(instance, worker.room.scheme, blocks.weight_bytes)
-    floor_s = max(worker.time.floor_s, gathered_s)
-    return replace(worker, time=replace(worker.time, floor_s=floor_s))
 
 
 def _as_sampled(

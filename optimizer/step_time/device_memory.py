@@ -15,6 +15,7 @@ last one beside the residual of its rounding, and takes two more copies of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hetopt.core.comm.composition import CORRECTION, FEEDBACK, combine
@@ -103,29 +104,6 @@ def schemes(described: Counted | None, devices: int, asked: Sharding | None = No
     return ways
 
 
-def scheme_of(model: FittedModel, memory: TrainingMemory, blocks: Blocks, devices: int, usable_bytes: float) -> Scheme:
-    """Return the quickest scheme in which the fewest samples of a step fit; where none fits, the most saving.
-
-    Recomputing takes longer than anything else; of the others, fewer gatherings for a sample are quicker.
-
-    Args:
-        model: fits of the profile.
-        memory: bytes of a whole replica.
-        blocks: the model's blocks, by which devices share it.
-        devices: number of devices of the machine, which may share the replica.
-        usable_bytes: bytes of one device that training may use.
-    """
-    job, ways = model.profile.job, schemes(model.reference.device.counted, devices, model.profile.job.shard)
-    most = max(1, job.batch_size // devices)
-    fits = {scheme: scheme.held(memory, blocks).largest_micro_batch(usable_bytes) for scheme in ways}
-    fitting = [scheme for scheme, samples in fits.items() if samples is None or samples >= job.least_local_batch_size]
-    return min(
-        fitting,
-        key=lambda scheme: (scheme.recomputes, scheme.gatherings / min(fits[scheme] or most, most)),
-        default=ways[-1],
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Room:
     """Memory of the device that one worker has, in bytes, and the samples that fit in it.
@@ -185,6 +163,7 @@ def room(
     on_gpu: bool,
     device_bytes: int,
     usable: int,
+    time_s: Callable[[Scheme, int | None], float],
     exchange: ExchangeMemory = ALONE,
     measured: FittedDevice | None = None,
     devices: int = 1,
@@ -196,6 +175,7 @@ def room(
         on_gpu: whether tensors are on a GPU; else the limit is that of the process, which holds more than they.
         device_bytes: bytes of the whole device.
         usable: bytes of it that training may use; 0 or less: nothing fits.
+        time_s: returns the seconds of a device's step by scheme and largest micro-batch, in samples; None: any fits.
         exchange: memory of the exchange that takes most; one that takes nothing will do where no other fits.
         measured: fit of this very device; None: it was not profiled, and the reference device's memory counts.
         devices: devices of the machine, which share a replica where none can hold it alone.
@@ -203,7 +183,13 @@ def room(
     job, memory, blocks = model.profile.job, counted(model), sharable(model)
     scheme = REPLICATED
     if memory is not None and blocks is not None:
-        scheme = scheme_of(model, memory, blocks, devices, usable)
+        fits = {
+            way: way.held(memory, blocks).largest_micro_batch(usable)
+            for way in schemes(model.reference.device.counted, devices, job.shard)
+        }
+        fitting = [way for way, most in fits.items() if most is None or most >= job.least_local_batch_size]
+        # The quickest in which the fewest samples of a step fit; where none fits, the most saving.
+        scheme = min(fitting, key=lambda way: time_s(way, fits[way]), default=[*fits][-1])
         memory = scheme.held(memory, blocks)
     line = None if on_gpu and memory is not None else (measured or model.reference).memory
     least = job.least_local_batch_size

@@ -16,7 +16,7 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedDevice, FittedModel
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Evidence
-from hetopt.optimizer.step_time.links import is_switched
+from hetopt.optimizer.step_time.machine_bus import is_switched
 from hetopt.optimizer.step_time.observed import Observed, observe
 from hetopt.optimizer.step_time.physics import make_rows
 from hetopt.optimizer.step_time.posterior import Known, Posterior, Shape, fit

@@ -29,7 +29,7 @@ from hetopt.optimizer.fit import FittedDevice, FittedModel, StepTimeLine, times_
 from hetopt.optimizer.market.catalog_filter import FIRST_CAPABILITY_WITH_BF16
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType, pinned
 from hetopt.optimizer.plan import Evidence
-from hetopt.optimizer.step_time.device_memory import Room, room, usable_bytes
+from hetopt.optimizer.step_time.device_memory import Room, Scheme, room, sharable, usable_bytes
 from hetopt.optimizer.step_time.gpu_transfer import (
     COMMON_MEMORY_GIB,
     Gpu,
@@ -40,6 +40,7 @@ from hetopt.optimizer.step_time.gpu_transfer import (
     measured_gpu,
     steps_elsewhere,
 )
+from hetopt.optimizer.step_time.machine_bus import gathering_s
 from hetopt.optimizer.step_time.utilisation import sample_s
 
 CROSS_FAMILY_LOG_SD = 0.36
@@ -465,7 +466,8 @@ def _with_memory(
 ) -> WorkerModel:
     """Return the worker with its device's memory, its most samples and micro-batch, and one update a step.
 
-    Where activations are recomputed, samples take longer.
+    Where activations are recomputed, samples take longer, and where GPUs share a replica, a micro-batch takes at least
+    as long as gathering it.
 
     Args:
         worker: predicted without memory.
@@ -478,28 +480,34 @@ def _with_memory(
         Unusable: not even the fewest samples fit.
     """
     device_bytes, usable = usable_bytes(instance)
+    line, point, blocks = model.reference.step_time, model.reference.device.step_times[-1], sharable(model)
+    update = min(1.0, model.reference.optimizer_s / line.fixed_s) if line.fixed_s > 0 else 0.0
+
+    def under(scheme: Scheme) -> WorkerTime:
+        """Return the compute time under a memory scheme, with micro-batches of any size."""
+        again = point.forward_s / (point.forward_s + point.backward_s) if scheme.recomputes else 0.0
+        gathered_s = 0.0 if blocks is None else gathering_s(instance, scheme, blocks.weight_bytes)
+        return replace(
+            worker.time,
+            per_sample_s=(1 + again) * worker.time.per_sample_s,
+            floor_s=max(worker.time.floor_s, gathered_s),
+            once_s=update * worker.time.fixed_s,
+        )
+
+    samples = max(1, model.profile.job.batch_size // worker.workers)
     held = room(
         model,
         on_gpu=worker.kind == "cuda",
         device_bytes=device_bytes,
         usable=usable if measured is None else measured.device.memory_limit_bytes,
+        time_s=lambda scheme, most: replace(under(scheme), micro_batch=most).time_s(samples),
         exchange=exchange,
         measured=measured,
         devices=worker.workers,
     )
     if held is None:
         raise Unusable(TOO_LITTLE_MEMORY)
-    line = model.reference.step_time
-    update = min(1.0, model.reference.optimizer_s / line.fixed_s) if line.fixed_s > 0 else 0.0
-    point = model.reference.device.step_times[-1]
-    again = point.forward_s / (point.forward_s + point.backward_s) if held.scheme.recomputes else 0.0
-    time = replace(
-        worker.time,
-        per_sample_s=(1 + again) * worker.time.per_sample_s,
-        max_samples=held.most_samples,
-        micro_batch=held.part,
-        once_s=update * worker.time.fixed_s,
-    )
+    time = replace(under(held.scheme), max_samples=held.most_samples, micro_batch=held.part)
     return replace(worker, time=time, room=held)
 
 

@@ -409,7 +409,7 @@ def fitted(*, script: bool = False, least: int = 1, kept_mib: int = 10) -> Fitte
 
 def held(model: FittedModel, usable: int, exchange: ExchangeMemory = ALONE) -> int | None:
     """Samples that a GPU with so much memory for training holds at once; 0: it is not planned with."""
-    found = room(model, on_gpu=True, device_bytes=usable, usable=usable, exchange=exchange)
+    found = room(model, on_gpu=True, device_bytes=usable, usable=usable, exchange=exchange, time_s=lambda *_: 0.0)
     return 0 if found is None else found.micro_batch
 
 
@@ -418,7 +418,7 @@ def test_a_worker_never_has_more_than_fits_and_is_left_out_where_the_least_does_
     usable_mib: int, kept_mib: int, script: bool, least: int
 ) -> None:
     model = fitted(script=script, least=least, kept_mib=kept_mib)
-    found = room(model, on_gpu=True, device_bytes=usable_mib * MIB, usable=usable_mib * MIB)
+    found = room(model, on_gpu=True, device_bytes=usable_mib * MIB, usable=usable_mib * MIB, time_s=lambda *_: 0.0)
     left = usable_mib - 3 * kept_mib
     assert (found is None) == (left < least)
     if found is None:
