@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,13 +16,10 @@ from hetopt.api.options import Measurement
 from hetopt.api.planning import type_remarks
 from hetopt.cli import parse, render, terminal
 from hetopt.cli.options import with_options
+from hetopt.cli.show import show_profile
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
-from hetopt.core.plain_text import typed
 from hetopt.core.step_samples import StepSample, StepSamples, read_samples
-
-if TYPE_CHECKING:
-    from hetopt.core.profile import Profile
 
 
 @with_options(Measurement)
@@ -88,35 +85,6 @@ def profile(
     if output is not None:
         parse.save(output, measured.to_json())
     show_profile(measured, output, typed.get("inventory"), as_json=as_json)
-
-
-def show_profile(measured: Profile, path: Path | None, inventory: Path | None = None, *, as_json: bool) -> None:
-    """Print a profile, with remarks and the command to go on with; or, ``as_json``, the profile alone.
-
-    Args:
-        measured: profile to print.
-        path: its file; None: it is not kept, and no command is shown.
-        inventory: file of hosts that it is to be planned for; None: none was given.
-        as_json: whether to print JSON, and nothing else.
-    """
-    from hetopt.reports import profile_document
-
-    if as_json:
-        terminal.write(measured.to_json())
-        return
-    render.show(profile_document.page(measured).blocks)
-    if path is not None:
-        # Nothing says how long a script trains, or a task whose target no pilot run reached.
-        job, is_reached = measured.job, any(pilot.steps_to_target for pilot in measured.pilots)
-        is_open = bool(job.script) or (job.usual_epochs is None and not is_reached)
-        length, meant = (
-            (f" --{'epochs' if job.counts_epochs or not job.script else 'steps'} N", "  # N: as many as it trains")
-            if is_open
-            else ("", "")
-        )
-        inventory_option = "" if inventory is None else f" --inventory {typed(inventory)}"
-        command = f"hetopt recommend {typed(path)} --budget 5{length}{inventory_option} -o plan.json"
-        render.line(f"next: {command}{meant}", style="strong")
 
 
 def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes: bool) -> None:

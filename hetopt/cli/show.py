@@ -12,6 +12,7 @@ from hetopt.cli import render, terminal
 from hetopt.cli.options import Explain
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput, NoFeasiblePlan
+from hetopt.core.plain_text import typed
 
 
 def show(
@@ -27,8 +28,6 @@ def show(
       hetopt show profile.json
     """
     if kind_in(plan) == hetopt.Profile.KIND:
-        from hetopt.cli.profile import show_profile
-
         show_profile(hetopt.Profile.load(plan), plan, as_json=as_json)
     else:
         show_plan(hetopt.Plan.load(plan), plan, as_json=as_json, explain=explain)
@@ -55,6 +54,35 @@ def show_plan(
     if explain:
         render.show(details(plan))
         render.note(f"searched {plan.searched}")
+
+
+def show_profile(measured: hetopt.Profile, path: Path | None, inventory: Path | None = None, *, as_json: bool) -> None:
+    """Print a profile, with remarks and the command to go on with; or, ``as_json``, the profile alone.
+
+    Args:
+        measured: profile to print.
+        path: its file; None: it is not kept, and no command is shown.
+        inventory: file of hosts that it is to be planned for; None: none was given.
+        as_json: whether to print JSON, and nothing else.
+    """
+    from hetopt.reports import profile_document
+
+    if as_json:
+        terminal.write(measured.to_json())
+        return
+    render.show(profile_document.page(measured).blocks)
+    if path is not None:
+        # Nothing says how long a script trains, or a task whose target no pilot run reached.
+        job, is_reached = measured.job, any(pilot.steps_to_target for pilot in measured.pilots)
+        is_open = bool(job.script) or (job.usual_epochs is None and not is_reached)
+        length, meant = (
+            (f" --{'epochs' if job.counts_epochs or not job.script else 'steps'} N", "  # N: as many as it trains")
+            if is_open
+            else ("", "")
+        )
+        inventory_option = "" if inventory is None else f" --inventory {typed(inventory)}"
+        command = f"hetopt recommend {typed(path)} --budget 5{length}{inventory_option} -o plan.json"
+        render.line(f"next: {command}{meant}", style="strong")
 
 
 def refuse_a_risk(plan: hetopt.Plan) -> None:

@@ -25,7 +25,7 @@ from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.pareto import undominated
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme
 from hetopt.optimizer.step_time.links import Network, network_of
-from hetopt.optimizer.step_time.machine_bus import in_company, inside_machine, is_switched
+from hetopt.optimizer.step_time.machine_bus import inside_machine, is_switched, shared_link
 from hetopt.optimizer.step_time.posterior import Shape
 from hetopt.optimizer.step_time.priors import switched_contention
 from hetopt.optimizer.step_time.tiers import SampledMachine, SampledMachines
@@ -215,7 +215,7 @@ def machine_options(
         if instance.name not in known:
             try:
                 seen = None if sampled is None else sampled.machine(instance.name, precision)
-                alone = _in_company(worker_of(instance, like), model, shape, instance)
+                alone = _slowed_by_neighbours(worker_of(instance, like), model, shape, instance)
                 if only_sampled and (lacking := no_units(instance, precision)):
                     raise Unusable(lacking)
                 samples = model.reference.largest_measured

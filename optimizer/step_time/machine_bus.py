@@ -29,7 +29,7 @@ def is_switched(instance: InstanceType) -> bool:
     return instance.accelerator is not None and not instance.owned and instance.accelerator.name in SWITCHED_GPUS
 
 
-def in_company(link: LinkModel, workers: int, power: float) -> LinkModel:
+def shared_link(link: LinkModel, workers: int, power: float) -> LinkModel:
     """Return a hop between two workers of a machine, slowed because all its ``workers`` exchange at once."""
     share = float(sharing(workers, power))
     return LinkModel(latency_s=link.latency_s * share, bytes_per_s=link.bytes_per_s / share)
@@ -45,7 +45,7 @@ def inside_machine(instance: InstanceType, workers: int, power: float) -> LinkMo
     """
     if is_switched(instance):
         return LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=SWITCHED_BUS_BYTES_PER_S)
-    return in_company(LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=BUS_BYTES_PER_S), workers, power)
+    return shared_link(LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=BUS_BYTES_PER_S), workers, power)
 
 
 def gathering_s(instance: InstanceType, scheme: Scheme, weight_bytes: float) -> float:
