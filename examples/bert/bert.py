@@ -1,6 +1,6 @@
 """BERT-base (Devlin et al. 2019) on a masked language model: words are hidden, the model says which they were.
 
-    hetopt profile examples/bert.py:task --data FOLDER -o bert-base.json
+    hetopt profile examples/bert/bert.py:task --data FOLDER -o bert-base.json
 
 The profile that `hetopt recommend bert-base` plans from was measured so, on the validation text of WikiText-2. What is
 particular here: every window hides the same number of words, so that the mean over a batch's samples is the mean over
