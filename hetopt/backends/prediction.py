@@ -214,7 +214,7 @@ def predict_run(
 
     Args:
         model: fitted to the plan's profile.
-        plan: for its goal and its global batch.
+        plan: plan for its goal and its global batch.
         compute_s: seconds that each worker computes in a step.
         exchange: predicted exchange of each step, which may also lengthen the way to a target.
         compute_log_sd: standard deviation of the log of (true / predicted) computing time.
