@@ -171,7 +171,9 @@ class SmallWorkers:
 
     @property
     def largest_batch(self) -> int | None:
-        """The samples that fit into one worker's part of the memory; None: memory was not measured or does not grow.
+        """The largest local batch (samples) that fits into memory; None: memory was not measured or does not grow.
+
+        On a GPU it is the profile's; on the CPU the workers share the machine's memory.
 
         Raises:
             BadInput: not even one sample a worker fits into the machine's memory.

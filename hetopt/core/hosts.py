@@ -208,7 +208,7 @@ class Host(Record):
 
     @model_validator(mode="after")
     def _costs_once(self) -> Self:
-        """Return the host if its cost is given once, by the hour or by power; raise `ValueError` otherwise."""
+        """Return the host; raise `ValueError` if it costs by the hour and by power, or its power has no price."""
         if self.usd_per_hour is not None and self.kw is not None:
             raise ValueError("`usd_per_hour` and `kw` are both given: say its whole cost an hour, or what it draws")
         if self.kw is not None and self.usd_per_kwh is None:

@@ -221,10 +221,10 @@ class Request(Record):
     Attributes:
         what: the method of `Objects` or `ObjectsInParts` that is asked for.
         place: `OBJECTS` or `MODELS`.
-        name: of the object; of ``names``, the prefix.
-        version: of ``put_over``; None: the object must be absent.
-        offset: byte of a part.
-        last: of ``put_part``: whether the part is the last.
+        name: name of the object; for ``names`` the prefix of names.
+        version: version that ``put_over`` replaces; None: the object must be absent.
+        offset: place of a part's first byte in the object.
+        last: whether a part of ``put_part`` is the object's last.
     """
 
     what: What
@@ -239,9 +239,9 @@ class Answer(Record):
     """The launching machine's answer to a request; empty where it was refused.
 
     Attributes:
-        done: whether it was carried out.
-        names: of ``names``; None: another request.
-        size: of ``part``: bytes of the object; None: it is absent, or another request.
+        done: whether the request was carried out.
+        names: names of objects, the answer to ``names``; None: another request.
+        size: bytes of the object, the answer to ``part``; None: it is absent, or another request.
     """
 
     done: bool = False
