@@ -94,15 +94,7 @@ LOADING, FORWARD, BACKWARD, UPDATE = range(PHASES)
 
 @dataclass
 class _Seen:
-    """Marks and counts of the step under way, which ends when the script's first optimizer steps.
-
-    Attributes:
-        begun: mark of its beginning; None: it is the first step.
-        samples: number of samples of its batches so far.
-        batches: number of batches that a DataLoader gave it so far.
-        spans: marks at begin and end of each part, by phase: loading, forward, backward, update.
-        gradient: gradient of all parameters, flat fp32; None: not wanted, or not there yet.
-    """
+    """The samples, batches and the spans of each phase of the step under way."""
 
     begun: Mark | None = None
     samples: int = 0
