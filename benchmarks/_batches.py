@@ -227,11 +227,13 @@ class Job:
         events: list[Event] = []
 
         def loss(model: nn.Module, samples: Batch) -> Loss:
+            """Return the task's loss of a batch; in training mode let the cluster's clock compute it first."""
             if model.training:  # before the run its loss is tried in evaluation mode
                 clock.compute(samples_in(samples))
             return task.loss(model, samples)
 
         def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+            """Return the task's optimizer, each step of which lets the cluster's clock exchange."""
             stepping = task.optimizer(model)
             stepping.register_step_post_hook(clock.exchange)
             return stepping

@@ -130,6 +130,17 @@ class Broken(Exception):
 
 @dataclass(kw_only=True)
 class _Process:
+    """One life of a worker's process in the simulation, with the times on its clock until which it is held up.
+
+    Attributes:
+        place: number of the worker.
+        life: name of this life, of which a worker has several.
+        body: what the process does; yields the seconds that each piece takes.
+        frozen_until_s: time until which it does nothing.
+        cut_off_until_s: time until which it does not reach the store.
+        alive: whether it has not ended.
+    """
+
     place: int
     life: str
     body: Generator[float, None, None]

@@ -121,6 +121,7 @@ class Goodput:
         start[~seen] = np.log(LOWEST_S)
 
         def among_all(free: Array) -> Array:
+            """Return the logs of all parameters, with those that the samples can tell set to ``free``."""
             vector = start.copy()
             vector[seen] = free
             return vector

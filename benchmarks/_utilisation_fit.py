@@ -255,6 +255,7 @@ def fit_roofline(
     )
 
     def law(logs: Any) -> Roofline:
+        """Return the roofline whose numbers are those of `BEGIN` times the exponentials of ``logs``."""
         numbers = {name: BEGIN[name] * math.exp(log) for name, log in zip(names, logs[: len(names)], strict=True)}
         jobs = len({row.job for row in rows})
         return Roofline(**numbers, usual=usual, log_sd=log_sd, gpu_log_sd=gpu_log_sd, jobs=jobs)

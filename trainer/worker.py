@@ -533,7 +533,7 @@ def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
 
 
 def _nobody_knows_why(run_dir: Path) -> bool:
-    """Return whether, after the time that takes, no worker of this machine nor its host has logged why it ended."""
+    """Return whether, after a wait, the log has no reason why the run ended; False at once among several machines."""
     if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
         return False  # the hosts find out who is lost
     time.sleep(HOST_SAYS_S)

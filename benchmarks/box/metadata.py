@@ -49,6 +49,8 @@ def _server(state: MetadataService) -> http.server.ThreadingHTTPServer:
     """Return a server of EC2's metadata protocol on a free port, which answers only by a valid token."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        """Handler of requests for a token or, with a valid one, for an answer of ``state``."""
+
         def do_PUT(self) -> None:
             """Give a token for the seconds that are asked for; 400 for another path or a time that EC2 refuses."""
             ttl = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")

@@ -39,11 +39,13 @@ def teach() -> None:
         return plain_create(self, *given, **named)
 
     def create_schedule_group(self: EventBridgeSchedulerBackend, name: str, tags: list[dict[str, str]]) -> Any:
+        """Create a schedule group; raise as the service does where there is one of this name."""
         if name in self.schedule_groups:
             raise JsonRESTError("ConflictException", f"Schedule group {name} already exists.")
         return plain_group(self, name, tags)
 
     def delete_schedule_group(self: EventBridgeSchedulerBackend, name: str | None) -> None:
+        """Delete a schedule group; raise as the service does where there is none of this name."""
         if name not in self.schedule_groups:
             raise ScheduleGroupNotFound(str(name))
         plain_delete(self, name)

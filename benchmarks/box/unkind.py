@@ -436,6 +436,7 @@ def teach(temper: Temper) -> None:
     plain_prices = SpotInstances.describe_spot_price_history
 
     def utcnow() -> datetime.datetime:
+        """Return the time on the test's clock, or, where it has none, on the machine's; in UTC, without a time zone."""
         if temper.clock_s is None:
             return plain_now()
         return datetime.datetime.fromtimestamp(temper.now_s(), datetime.UTC).replace(tzinfo=None)
@@ -457,6 +458,7 @@ def teach_the_account(temper: Temper) -> None:
         return ActionResult({"Subnets": []}) if temper.subnets == "none" else plain_subnets(self)
 
     def describe_availability_zones(self: AvailabilityZonesAndRegions) -> ActionResult:
+        """Return moto's zones, each of the kind that the test gave it, else an ordinary one."""
         zones = dict(plain_zones(self).result)["AvailabilityZones"]  # type: ignore[call-overload]
         described = [
             {

@@ -361,10 +361,10 @@ class Search:
         """Remove a run's cloud resources; return whether all are gone; a refusal by AWS is added to ``refused``.
 
         Args:
-            name: of the run, which need not be known on this machine.
+            name: name of the run, which need not be known on this machine.
             things: the resources that were found.
-            edge: to AWS; a run that is known here is removed by an edge that writes to its ledger.
-            region: of the resources.
+            edge: edge to AWS; a run that is known here is removed by an edge that writes to its ledger.
+            region: region of the resources.
         """
         known = self.runs.get(name)
         ledger = Made()

@@ -103,7 +103,7 @@ def options_at(name: str, values: Mapping[str, Any]) -> Machines:
     A backend of an installed package (entry point ``hetopt.backends``) is imported if its name is not known yet.
 
     Args:
-        name: of the backend, such as ``ec2``.
+        name: name of the backend, such as ``ec2``.
         values: by field of some backend's options, as a person types them; each is parsed by its option.
 
     Raises:

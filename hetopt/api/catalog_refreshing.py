@@ -30,7 +30,7 @@ class OwnCatalog:
 
     Attributes:
         region: name of the AWS region.
-        folder: of the catalogue's files, in the user's home folder of hetopt.
+        folder: folder of the catalogue's files, in the user's home folder of hetopt.
         day: date (UTC) on which reading the prices began.
         contents: the files written, and the types and prices left out of them.
     """

@@ -24,7 +24,7 @@ def exchanged(changes: Changes, run: RunSpec) -> RunSpec:
     drops the plan's compression where that only rounds.
 
     Args:
-        changes: of the launch; a field that is None keeps the plan's choice.
+        changes: changes of the launch; a field that is None keeps the plan's choice.
         run: spec of the plan.
 
     Raises:
@@ -94,7 +94,7 @@ def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
     dropped.
 
     Args:
-        changes: of the launch; a field that is None keeps the plan's choice.
+        changes: changes of the launch; a field that is None keeps the plan's choice.
         run: spec of the plan.
 
     Raises:

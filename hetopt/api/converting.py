@@ -59,7 +59,7 @@ class Converted:
     """A training script of one process with the four lines of a session written into it; no file is written.
 
     Attributes:
-        text: of the new script.
+        text: text of the new script.
         diff: unified diff from the old text to the new one.
         remarks: sentences on what the person should check in the new script.
     """
@@ -110,7 +110,7 @@ def convert_text(text: str, *, name: str = "script.py", others: Iterable[SourceF
     """Return the text of a one-process training script with a session written into it, and the diff; run none of it.
 
     Args:
-        text: of the script.
+        text: text of the script.
         name: file name of the script, for messages and the diff.
         others: parsed local modules that the script imports.
 

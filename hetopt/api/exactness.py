@@ -112,7 +112,7 @@ def check_script(
 
     Args:
         script: file with DistributedDataParallel or a session.
-        arguments: of the script.
+        arguments: arguments of the script.
         before: the one-process script that ``script`` was converted from, to run alone in its place; None: ``script``
             itself.
         patience_s: seconds that each of the three runs may take.
@@ -197,7 +197,7 @@ def _alone(
     Args:
         folder: in which the gradients are written.
         script: file to run.
-        arguments: of the script.
+        arguments: arguments of the script.
         worker_batch_size: samples of each of two DDP workers; None: the script has a session.
         spec: file of the spec of the run with unequal shares.
         patience_s: seconds that each run may take.
@@ -275,7 +275,7 @@ def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | 
 
     Args:
         script: file with DistributedDataParallel or a session.
-        arguments: of the script.
+        arguments: arguments of the script.
         reporter: receives which run is going on; None: nothing is reported.
 
     Raises:

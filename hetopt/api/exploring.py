@@ -248,7 +248,7 @@ def _place(
 
     Args:
         launcher: runs the probes.
-        probes: that can be run there.
+        probes: probes that can be run there.
         usd_per_hour: as of `Place`.
         tell: receives what goes on.
         startup_s: as of `Place`.

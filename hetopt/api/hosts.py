@@ -23,7 +23,7 @@ def inventory(path: Path | str | None = None, hosts: str | None = None) -> tuple
     """Return the user's hosts from an inventory file, or from a text such as ``alice@box1,bob@box2``; ask none of them.
 
     Args:
-        path: of the file. None, with ``hosts`` None: ``hosts.toml`` in the current folder.
+        path: path of the file. None, with ``hosts`` None: ``hosts.toml`` in the current folder.
         hosts: the text; None: read the file.
 
     Raises:

@@ -78,7 +78,7 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
         plan: made by `recommend`, or its file.
         where: the backend to run on.
         place: launch options of that backend.
-        changes: of the plan for this launch; by default none.
+        changes: changes of the plan for this launch; by default none.
 
     Returns:
         The launch with its prediction on that backend, for `submit`.
@@ -136,7 +136,7 @@ def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:
     A run that has saved no checkpoint begins anew.
 
     Args:
-        run: to go on with.
+        run: run to go on with.
         where: the run's backend.
         place: launch options of this launch, such as a new budget; options that are fixed for a run must stay at their
             defaults.

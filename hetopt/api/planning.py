@@ -570,7 +570,7 @@ def described(
 
     Args:
         asked: what is known of the job.
-        catalogs: of the regions where the job may run, at least one; their GPUs decide the precision ``auto``.
+        catalogs: catalogs of the regions where the job may run, at least one; their GPUs decide the precision ``auto``.
         hosts: the user's own machines where the job may run as well.
         now: date of the counted profile.
 
@@ -814,7 +814,7 @@ def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple
     are not judged.
 
     Args:
-        profile: of one job.
+        profile: profile of one job.
         types: instance types of the catalogue, by name.
 
     Returns:

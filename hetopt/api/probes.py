@@ -46,7 +46,7 @@ def probe_usd(usd_per_hour: float, startup_s: float, step_time_s: float | None) 
     """Return the USD that a probe's machines cost while they start and train.
 
     Args:
-        usd_per_hour: of all machines of the probe.
+        usd_per_hour: hourly price of all machines of the probe, USD.
         startup_s: seconds from the request to the first step.
         step_time_s: predicted seconds of a step; None: not known, so that steps count as no time.
     """
@@ -73,7 +73,7 @@ def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
     Hosts' names stand for machine types; a host has one worker for each of its devices.
 
     Args:
-        profile: of the job.
+        profile: profile of the job.
         hosts: the user's hosts, in order.
     """
     nodes = [Node(type=host.name, workers=len(host.devices)) for host in hosts]
@@ -91,8 +91,8 @@ def rented_probes(
     """Return probe runs on one and two machines of each type, and on each pair of types with the same boot image.
 
     Args:
-        profile: of the job.
-        types: that may be probed, each once.
+        profile: profile of the job.
+        types: types that may be probed, each once.
         kind: returns the kind of boot image of a type.
     """
     layouts = [(each,) * machines for each in types for machines in range(1, MOST_MACHINES + 1)]
@@ -117,7 +117,7 @@ def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
 
     Args:
         run: the probe.
-        events: of the probe's event log.
+        events: events of the probe's event log.
 
     Raises:
         RunFailed: no step after the warm-up was logged.
@@ -145,7 +145,7 @@ def probe(
     """Return a probe run on ``nodes``; each worker has an equal share of the job's batch, at least 1 sample.
 
     Args:
-        profile: of the job.
+        profile: profile of the job.
         nodes: machines with their workers, in the order of ranks.
         names: names of the machines as hosts of the run; None: their types.
         threads: CPU threads of a worker; None: what torch chooses.

@@ -61,7 +61,7 @@ def profile(
     Args:
         task: a bundled task, ``module:attribute``, ``file.py:attribute``, or a training script, ``file.py``, which is
             run as it is for some steps.
-        arguments: of the script; a task has none.
+        arguments: arguments of the script; a task has none.
         samples: step times of the same task that were measured elsewhere, to be kept in the profile.
         reporter: receives progress and remarks; None: nothing is reported.
         **options: how it is measured.
@@ -347,7 +347,7 @@ def measured(
 
     Args:
         launcher: starts the workers.
-        spec: of the run.
+        spec: spec of the run.
         environment: variables of the workers, on top of this process's.
         what: is measured, for messages, such as "a probe".
         reporter: receives a line while workers are stopped.

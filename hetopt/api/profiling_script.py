@@ -91,7 +91,7 @@ def profile_script(
 
     Args:
         script: file to run.
-        arguments: of the script.
+        arguments: arguments of the script.
         dataset_size: samples of one epoch. None: as the script's loader tells; where it does not, a stand-in.
         workers: copies of the script to measure together, after one alone; 1: only alone.
         accelerators: number of GPUs of this machine.
@@ -183,7 +183,7 @@ def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> t
 
     Args:
         start: runs the script by an order.
-        order: of the run to be measured.
+        order: order of the run to be measured.
         asks_for_place: whether the script's text reads a rank.
 
     Returns:

@@ -89,7 +89,7 @@ class Run:
 
     Attributes:
         folder: with everything about the run: plan, event log, output, checkpoints, model.
-        backend: that watches and stops the run.
+        backend: backend that watches and stops the run.
     """
 
     folder: Path
@@ -100,7 +100,7 @@ class Run:
         """Return the run of this user whose name is or contains ``name``; None: the newest run.
 
         Args:
-            name: of the run, or an unambiguous part of it.
+            name: name of the run, or an unambiguous part of it.
             reporter: receives the backend's remarks about the cloud; None: nothing is reported.
 
         Raises:
@@ -122,7 +122,7 @@ class Run:
         """Return the run of a folder; a damaged launch record counts as none, so that the run can still be stopped.
 
         Args:
-            folder: of the run; it is not checked that it exists.
+            folder: folder of the run; it is not checked that it exists.
             reporter: receives the backend's remarks about the cloud; None: nothing is reported.
 
         Raises:
@@ -378,7 +378,7 @@ class Run:
         """Write the report as one self-contained HTML page: predicted and measured, and the curves of the run.
 
         Args:
-            path: of the file, which is replaced if it exists.
+            path: path of the file, which is replaced if it exists.
 
         Raises:
             BadInput: the run has no launch record or has done no step, or the file cannot be written.

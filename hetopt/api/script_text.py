@@ -129,7 +129,7 @@ def several_workers(files: Sequence[SourceFile]) -> str:
     Whether the script really does so shows only when it runs.
 
     Args:
-        files: of the script, as of `read_script`.
+        files: files of the script, as of `read_script`.
     """
     packages, names = set[str](), set[str]()
     for node in (node for file in files for node in ast.walk(file.tree)):
@@ -150,7 +150,7 @@ def lost_files(files: Sequence[SourceFile]) -> tuple[str, ...]:
     """Return a warning that a script's own files are lost with a rented machine; empty: it names the output folder.
 
     Args:
-        files: of the script, the script itself first.
+        files: files of the script, the script itself first.
     """
     if any(OUTPUT_VARIABLE in file.text or ".outputs" in file.text for file in files):
         return ()

@@ -32,7 +32,7 @@ class StepTimes:
     Attributes:
         model: hetopt's model of what was measured.
         plans: the planner's own step times; None: there are step samples alone, from which no plan is made.
-        catalog: of instance types and prices.
+        catalog: catalog of instance types and prices.
         market: spot or on-demand, for the price of probes.
     """
 
@@ -50,7 +50,7 @@ class StepTimes:
         Args:
             profile: file of a profile or of step samples.
             market: ``spot`` or ``on-demand``, for the price of probes.
-            region: of the prices.
+            region: region of the prices.
             catalog: folder of another catalogue; None: the newest refreshed one, else the bundled one.
 
         Raises:

@@ -111,7 +111,7 @@ class AskedBackend(SshBackend, ABC):
 
         Args:
             run_dir: the run's folder, whose name is the run's.
-            options: of the launch.
+            options: options of the launch.
         """
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
@@ -173,7 +173,7 @@ def train_asked(backend: AskedBackend, run_dir: Path, stop_signal: StopSignal) -
     """Ask for the machines of the run in a folder, lead the run until it is over, give them back; return the exit code.
 
     Args:
-        backend: of the run.
+        backend: backend of the run.
         run_dir: the run's folder.
         stop_signal: returns the number of the signal that asked this process to end; None: none did.
 
@@ -202,8 +202,8 @@ def gather(hosts: Sequence[Host], source: Source, run_dir: Path, stop_signal: St
     Those that still wait are noted in the event log, and take part once they are there.
 
     Args:
-        hosts: of the run.
-        source: of their machines.
+        hosts: hosts of the run.
+        source: source of their machines.
         run_dir: the run's folder.
         stop_signal: returns the number of the signal that asked this process to end; None: none did. After one, no host
             is returned.

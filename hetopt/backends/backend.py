@@ -69,7 +69,7 @@ class Launcher(Protocol):
         minutes.
 
         Args:
-            spec: of the run.
+            spec: spec of the run.
             run_dir: the run's folder.
             environment: variables for the run's processes, on top of this process's own.
 
@@ -98,7 +98,7 @@ class Prepared:
 
     Attributes:
         launch: record of the launch, with the prediction of what the run takes there.
-        folder: of the run that is resumed; None: a new run begins.
+        folder: folder of the run that is resumed; None: a new run begins.
         connects_to: sentences on the machines that it goes to, which a person reads before saying yes; empty: this one.
         spends_usd: most that it may cost, to which a person has to agree; None: nothing, or what a `Rental` says.
         files: contents of the new run's folder, by name, such as the code; a run that is resumed has most of them
@@ -117,7 +117,7 @@ class Prepared:
         """Create a new run's folder, or take the resumed run's; return it and the launch record, dated now, unsaved.
 
         Args:
-            folders: in which a new folder is made.
+            folders: folders of runs, among which a new one is made.
             secret: whether a new folder's name must not be guessable.
 
         Raises:
@@ -176,8 +176,8 @@ class Backend(Launcher, Protocol):
         """Start the prepared launch; return the run's handle and launch record without waiting for training.
 
         Args:
-            prepared: by `prepare` or `prepare_resumed`.
-            folders: in which a new run's folder is made.
+            prepared: launch made by `prepare` or `prepare_resumed`.
+            folders: folders of runs, among which a new run's folder is made.
 
         Raises:
             HetoptError: the launch cannot be started; nothing of it runs or is rented.
@@ -194,7 +194,7 @@ class Renting(Launcher, Protocol):
         The spot machines are given back once the others train.
 
         Args:
-            handle: of the run.
+            handle: handle of the run.
             needed_s: seconds from now to the run's end, for which the budget must pay.
 
         Raises:

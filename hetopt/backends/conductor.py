@@ -91,7 +91,7 @@ class Conductor(ABC):
 
     Attributes:
         run_dir: the run's folder.
-        spec: of the run, with all of its workers.
+        spec: spec of the run, with all of its workers.
         stop_signal: returns the number of the signal that asked this process to end; None: none did.
         turn_s: seconds between two decisions.
         now: the situation, on which the next decision rests.

@@ -44,7 +44,7 @@ class Led(ProcessLauncher):
     """The base of backends whose runs are led by a process of this machine.
 
     Attributes:
-        name: of the place.
+        name: name of the place.
     """
 
     name: Place
@@ -199,7 +199,7 @@ def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
     The run goes on from its newest checkpoint, or begins anew where it has saved none yet.
 
     Args:
-        launcher: that started the run.
+        launcher: launcher that started the run.
         folder: the run's.
         place: name of the launcher's backend, such as ``local``.
 
@@ -220,7 +220,7 @@ def with_contention(plan: Plan, now: MachineReading) -> Plan:
     It widens the intervals of predictions: how busy others keep the processors is no speed, and changes in minutes.
 
     Args:
-        plan: to be predicted.
+        plan: plan to be predicted.
         now: contention of this machine, read now.
     """
     then = plan.profile
@@ -250,7 +250,7 @@ class SshBackend(Led):
     That process ends with the launching process, unless the run is detached.
 
     Attributes:
-        name: of the backend.
+        name: name of the backend.
     """
 
     name: Place = Ssh.PLACE
@@ -276,8 +276,8 @@ class SshBackend(Led):
         """Return a plan's run on the hosts of launch options, with its prediction and their cost, and these hosts.
 
         Args:
-            plan: as it is to be run.
-            options: of the launch.
+            plan: plan as it is to be run.
+            options: options of the launch.
 
         Raises:
             BadInput: the hosts cannot be read, or the plan cannot run on them.
@@ -359,7 +359,7 @@ class SshProbes(SshBackend):
         """Write the inventory of the hosts that ``spec`` names, and the code, into ``run_dir``; start the run there.
 
         Args:
-            spec: of the probe, whose hosts are those of the inventory.
+            spec: spec of the probe, whose hosts are those of the inventory.
             run_dir: folder of the probe, which exists.
             environment: variables of the process that leads the run.
 
@@ -426,7 +426,7 @@ def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
     """Ask hosts what would keep them from training together, or from running ``plan``; return one result a host.
 
     Args:
-        hosts: to ask.
+        hosts: hosts to ask.
         plan: whose run they are to take part in; None: any.
 
     Raises:
@@ -441,7 +441,7 @@ def ready(inventory: Inventory, link: Link = SSH) -> Inventory:
     """Ask an inventory's hosts; return it with each reached host's address, and the reason why others are left out.
 
     Args:
-        inventory: of the hosts to ask.
+        inventory: inventory of the hosts to ask.
         link: the way to them.
 
     Raises:
@@ -470,8 +470,8 @@ def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | Non
     """Return the run's spec as hosts read it: devices, and task, script and data by their names there.
 
     Args:
-        spec: of the run.
-        inventory: of its hosts.
+        spec: spec of the run.
+        inventory: inventory of its hosts.
         bundle: the code.
         data: folder of the data on the hosts; None: as in ``spec``.
     """

@@ -30,7 +30,7 @@ def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
 
     Args:
         given: the option's value.
-        name: of the option, for errors.
+        name: name of the option, for errors.
 
     Raises:
         BadInput: there is no factor or a single number, or a factor is out of range.
@@ -59,9 +59,9 @@ def pairs(
 
     Args:
         given: the option's value.
-        name: of the option, for errors.
-        form: of a text, for errors, such as ``KIND=AMI``.
-        example: of a text, for the hint.
+        name: name of the option, for errors.
+        form: form of a text, for errors, such as ``KIND=AMI``.
+        example: example of a text, for the hint.
 
     Raises:
         BadInput: a text is not of that form.
@@ -85,7 +85,7 @@ def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str
 
     Args:
         given: the option's value.
-        name: of the option, for errors.
+        name: name of the option, for errors.
 
     Raises:
         BadInput: a text is not ``KIND=AMI``, there is no such kind, or an id does not begin with ``ami-``.
@@ -113,7 +113,7 @@ def proxy(given: str, name: str) -> str:
 
     Args:
         given: the option's value.
-        name: of the option, for errors.
+        name: name of the option, for errors.
 
     Raises:
         BadInput: it is not, or has a user or password.
@@ -133,7 +133,7 @@ def text_of(given: Path | str, name: str) -> str:
 
     Args:
         given: a text, or a `Path` of a file.
-        name: of the option, for errors.
+        name: name of the option, for errors.
 
     Raises:
         BadInput: the file cannot be read or is not UTF-8.
@@ -260,7 +260,7 @@ def time_limit(given: str | float, name: str) -> float | None:
 
     Args:
         given: the option's value; it always gives a limit, never None.
-        name: of the option, for errors.
+        name: name of the option, for errors.
 
     Raises:
         BadInput: the value is no length of time, a text without a unit, or out of range.

@@ -171,7 +171,9 @@ class SmallWorkers:
 
     @property
     def largest_batch(self) -> int | None:
-        """The samples that fit into one worker's part of the memory; None: memory was not measured or does not grow.
+        """The largest local batch (samples) that fits into memory; None: memory was not measured or does not grow.
+
+        On a GPU it is the profile's; on the CPU the workers share the machine's memory.
 
         Raises:
             BadInput: not even one sample a worker fits into the machine's memory.
@@ -214,7 +216,7 @@ def predict_run(
 
     Args:
         model: fitted to the plan's profile.
-        plan: for its goal and its global batch.
+        plan: plan for its goal and its global batch.
         compute_s: seconds that each worker computes in a step.
         exchange: predicted exchange of each step, which may also lengthen the way to a target.
         compute_log_sd: standard deviation of the log of (true / predicted) computing time.

@@ -130,7 +130,7 @@ def locks(descriptor: int, how: int) -> bool:
     """Try to lock an open file at once, without waiting; return whether that worked.
 
     Args:
-        descriptor: of the file.
+        descriptor: descriptor of the file.
         how: ``fcntl.LOCK_EX`` or ``fcntl.LOCK_SH``.
 
     Raises:
@@ -196,7 +196,7 @@ class ProcessLauncher(ABC):
         """Prepare a run's folder, and return the program to start as the run's process; start nothing.
 
         Args:
-            spec: of the run.
+            spec: spec of the run.
             run_dir: the run's folder.
         """
 
@@ -211,7 +211,7 @@ class ProcessLauncher(ABC):
         """Start the run's process and return at once; a folder that holds a checkpoint is resumed.
 
         Args:
-            spec: of the run.
+            spec: spec of the run.
             run_dir: the run's folder, which exists.
             environment: variables on top of this process's own environment.
 

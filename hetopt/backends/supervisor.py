@@ -41,7 +41,7 @@ class Supervision:
         step_time_s: running mean over control periods with all workers, from the prediction on: with some of them away
             a step takes longer, and those come back with the move.
         until_there_s: seconds from the wish to move to the first step on the new machines.
-        deadline_s: by when training must end, seconds since the epoch; None: at any time.
+        deadline_s: time by which training must end, seconds since the epoch; None: at any time.
         renting: launcher by which the run can move; None: it cannot, or has moved.
         workers: largest number of workers so far.
     """
@@ -60,7 +60,7 @@ class Supervision:
         """Return the supervision of a launched run, whose log the caller folds into ``run``.
 
         Args:
-            record: of the launch.
+            record: record of the launch.
             run_dir: the run's folder.
             run: its log, folded as it is read.
             renting: launcher of its machines; None: they are not rented, so that nothing moves.

@@ -203,6 +203,12 @@ def _given(
 
     A table is a command where there is one of that name: ``[report]`` is `hetopt report`, not an option --report.
 
+    Args:
+        table: the whole file, or the table of ``command``.
+        options: options of each command, by its name and theirs.
+        file: path of the file, for errors.
+        command: command that the table is of; empty: the whole file.
+
     Raises:
         BadInput: there is no such option or command, it must be typed, or a command is no table.
     """

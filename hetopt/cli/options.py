@@ -115,7 +115,7 @@ def _option(name: str, owners: list[Any], *, among: int) -> inspect.Parameter:
     """Return a field as a keyword parameter that typer reads: flag, help, default and completion.
 
     Args:
-        name: of the field.
+        name: name of the field.
         owners: option records that have the field, at least one.
         among: number of the command's records that are a backend's.
     """

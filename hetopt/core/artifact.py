@@ -215,7 +215,7 @@ def update_artifact(
 
     Args:
         kind: class of the artifact.
-        path: of the artifact's file, which need not exist.
+        path: path of the artifact's file, which need not exist.
         change: returns the new artifact, given the one in the file; None: there is no file yet.
 
     Raises:
@@ -245,7 +245,7 @@ def read_record(kind: type[AnyRecord], path: Path, *, hint: str) -> AnyRecord:
 
     Args:
         kind: class of the record.
-        path: of the file.
+        path: path of the file.
         hint: what a person can do about an error.
 
     Raises:
@@ -260,7 +260,7 @@ class ReplacedRecord(Generic[AnyRecord]):
 
     Args:
         kind: class of the record.
-        path: of the file, which need not exist.
+        path: path of the file, which need not exist.
     """
 
     def __init__(self, kind: type[AnyRecord], path: Path) -> None:

@@ -263,7 +263,7 @@ def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
     plan's.
 
     Args:
-        spec: of the run.
+        spec: spec of the run.
         minimum: least share of a worker, in samples; the plan's shares are raised to it at the cost of larger ones.
             Shares by the three other policies may be smaller.
 
@@ -292,7 +292,7 @@ def within_memory(spec: RunSpec, shares: tuple[int, ...]) -> tuple[int, ...]:
     too, are shares that do not fit into the memory of all workers together.
 
     Args:
-        spec: of the run, whose workers have bounds in ``max_local_batch_size``.
+        spec: spec of the run, whose workers have bounds in ``max_local_batch_size``.
         shares: local batch sizes in samples, in rank order.
     """
     limits = [worker.max_local_batch_size for worker in spec.workers]
@@ -377,7 +377,7 @@ def begun_on(spec: RunSpec, there: Collection[str]) -> RunSpec:
     later. In any other run absent workers are left out, and the present ones take over their samples.
 
     Args:
-        spec: of the run, with all of its workers.
+        spec: spec of the run, with all of its workers.
         there: names of the hosts that are present.
 
     Raises:
@@ -396,7 +396,7 @@ def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, in
     The batch policy goes on from there. With all workers present and no shares, the spec is returned as it is.
 
     Args:
-        spec: of the run, with all of its workers.
+        spec: spec of the run, with all of its workers.
         places: indices of the present workers in ``spec.workers``, in rank order.
         shares: last local batch sizes in samples, by place, as far as they are known; those of lost workers are
             ignored.

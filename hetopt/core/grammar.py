@@ -50,7 +50,7 @@ def split(text: str, separators: str, where: str) -> list[str]:
     """Split a text at each of the characters ``separators`` outside parentheses; parts are stripped, and may be empty.
 
     Args:
-        text: to split.
+        text: text to split.
         separators: each of its characters separates.
         where: with which errors begin.
 
@@ -98,7 +98,7 @@ def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -
         text: as written; empty parts are passed over.
         where: with which errors begin.
         separators: characters between the parts.
-        name: of the item.
+        name: name of the item.
 
     Raises:
         BadInput: a key has no value or a value no key before its ``=``, a key stands twice, or a parenthesis is not
@@ -230,7 +230,7 @@ class Unit:
 
     Attributes:
         what: what a value must be, for errors, such as 'a length of time'.
-        example: of how it is written.
+        example: example of how it is written.
         scales: by suffix, how much one of it is in the unit that the program computes in. The empty suffix is there
             where a plain number is understood. NaN: one part in so many (100x is 0.01).
         prefix: text that may stand in front, such as ``$``.

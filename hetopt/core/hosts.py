@@ -167,10 +167,10 @@ class Host(Record):
     """A machine that the user owns: how ssh reaches it, its devices, its cost, and when it may be used.
 
     Attributes:
-        name: of the host in plans, runs and reports.
+        name: name of the host in plans, runs and reports.
         address: name or number that `ssh` takes.
         user: name there; None: as ssh's configuration says.
-        port: of ssh; None: as ssh's configuration says.
+        port: port of ssh; None: as ssh's configuration says.
         key: file of a private key; None: ssh's configuration and agent.
         jump: hosts to go through, ``alice@gateway:22``, with commas between them; None: none.
         private: address among the other hosts; None: the one by which ssh reaches it.
@@ -181,7 +181,7 @@ class Host(Record):
         hours: when the host may be used; None: always.
         python: an interpreter there that has torch.
         install: whether each run makes an environment of its own there, from the locked packages; it goes with the run.
-        folder: where a run has its files while it lasts; nothing else is written.
+        folder: folder where a run has its files while it lasts; nothing else is written.
         memory_gib: memory of the machine, for plans; None: not known.
         cpus: logical processors, for plans; None: not known.
         network_mbit: rate of its link in Mbit/s, for plans; None: not known.
@@ -208,7 +208,7 @@ class Host(Record):
 
     @model_validator(mode="after")
     def _costs_once(self) -> Self:
-        """Return the host if its cost is given once, by the hour or by power; raise `ValueError` otherwise."""
+        """Return the host; raise `ValueError` if it costs by the hour and by power, or its power has no price."""
         if self.usd_per_hour is not None and self.kw is not None:
             raise ValueError("`usd_per_hour` and `kw` are both given: say its whole cost an hour, or what it draws")
         if self.kw is not None and self.usd_per_kwh is None:
@@ -325,7 +325,7 @@ def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tu
     Alike are hosts with the same devices, cost, hours, memory, processors and network rate.
 
     Args:
-        hosts: of an inventory.
+        hosts: hosts of an inventory.
         measured: names of hosts that were measured: each is a group of its own.
     """
     groups: dict[tuple[object, ...], list[Host]] = {}
@@ -341,7 +341,7 @@ def placeable(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str
     Such a host is called after the GPUs that are used: ``box.RTX-3090``.
 
     Args:
-        hosts: of an inventory.
+        hosts: hosts of an inventory.
         measured: as of `alike`.
     """
     kinds = alike(hosts, measured)

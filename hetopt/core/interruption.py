@@ -28,7 +28,7 @@ class Terminated(BaseException):
     Nobody may take it for the wish to go on with less.
 
     Args:
-        number: of the signal.
+        number: number of the signal.
     """
 
     def __init__(self, number: int) -> None:

@@ -148,7 +148,7 @@ def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
     """Open a regular file for reading bytes in a with block, never a device, pipe or socket.
 
     Args:
-        path: of the file; a link is followed.
+        path: path of the file; a link is followed.
         hint: what to do about a file that cannot be read, at the end of errors.
 
     Raises:

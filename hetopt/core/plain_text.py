@@ -216,6 +216,6 @@ def typed(*words: object) -> str:
     """Format words as a shell command to type, each quoted where the shell needs it.
 
     Args:
-        words: of the command; each becomes one word of the shell.
+        words: words of the command; each becomes one word of the shell.
     """
     return shlex.join(map(str, words))

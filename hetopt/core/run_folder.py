@@ -76,8 +76,8 @@ def write_spec(run_dir: Path, spec: RunSpec, name: str = SPEC_FILE) -> None:
 
     Args:
         run_dir: the run's folder, which exists.
-        spec: to write.
-        name: of the file.
+        spec: spec to write.
+        name: name of the file.
 
     Raises:
         BadInput: the folder cannot be written.
@@ -173,8 +173,8 @@ class Outputs:
 
         Args:
             folder: in which the file is, or will be.
-            name: of the file below the folder, with slashes.
-            size: of the file, in bytes.
+            name: name of the file below the folder, with slashes.
+            size: size of the file, in bytes.
         """
         try:
             path = inside(folder, name, what="output", any_text=True)

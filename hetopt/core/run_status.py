@@ -48,7 +48,7 @@ class RunStatus:
     """A run's state and, where it failed, a sentence on why and a hint on what would help.
 
     Attributes:
-        state: of the run.
+        state: state of the run.
         reason: why it failed; None: it did not, or nobody knows.
         hint: what would help; None: nothing is known.
     """
@@ -66,7 +66,7 @@ def failure_reason(events: Sequence[LogEvent]) -> str | None:
     """Return why a run's latest attempt failed, the first reason since workers last started; None: it did not.
 
     Args:
-        events: of its log, or the end of them, oldest first.
+        events: events of its log, or the end of them, oldest first.
     """
     return RunFold.of(events).failure
 

@@ -145,8 +145,8 @@ class NoiseCurve(Record):
 
     Attributes:
         samples: number of noise estimates that were added.
-        level: of ``V + |G|^2`` in the last samples; 0 before the first.
-        means: of ``V``, ``|G|^2`` and their squares, weighted, over the level at their time.
+        level: level of ``V + |G|^2`` in the last samples; 0 before the first.
+        means: means of ``V``, ``|G|^2`` and their squares, weighted, over the level at their time.
         focus: sum of the squared weights: one over the number of samples that an equal average would be of.
     """
 

@@ -132,7 +132,7 @@ class SkyLink(Source):
     Attributes:
         run_dir: the run's folder, where the machines' host keys are kept.
         hosts: all hosts of the run.
-        resources: of each machine, as `machines` returns them.
+        resources: resources of each machine, as `machines` returns them.
         limit_s: seconds that the budget still pays for all machines.
         spent_s: seconds for which they were rented in earlier sessions.
         clock: returns seconds of a monotonic clock.
@@ -274,7 +274,7 @@ class SkyBackend(AskedBackend):
     """The backend that rents a plan's machines by SkyPilot, a cluster each, within a budget.
 
     Attributes:
-        name: of the backend.
+        name: name of the backend.
     """
 
     OPTIONS: ClassVar[type[Machines]] = Sky
@@ -299,7 +299,7 @@ class SkyBackend(AskedBackend):
 
         Args:
             plan: as it is to be run.
-            options: of the launch.
+            options: options of the launch.
 
         Raises:
             BadInput: the plan is for machines of the user's own, or its data is on this machine alone.

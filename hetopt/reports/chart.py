@@ -99,7 +99,7 @@ class Axis:
         Args:
             inside: SVG markup of the curves.
             name: words for a screen reader.
-            height: of the plot, in pixels.
+            height: height of the plot, in pixels.
             top: words at the upper end of the scale; empty: none.
             bottom: words at the lower end of the scale; empty: none.
         """

@@ -195,7 +195,7 @@ class Table:
         chosen: index of the row that is marked; None: no row is.
         caption: words below the table; empty: none.
         are_cards: whether a page shows each row as a card.
-        columns: of the table; the first names the row.
+        columns: columns of the table; the first names the row.
         rows: cells of each row, as many as columns.
     """
 

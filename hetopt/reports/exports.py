@@ -307,10 +307,10 @@ def _start(plan: Plan, secret: str, *, number: str, workers: object, head: str, 
     """Return the shell lines that train a plan on one of its machines.
 
     Args:
-        plan: of any cluster.
-        secret: of the run.
-        number: of the machine among all, as the shell adds it up.
-        workers: of the machine, as the shell reads it.
+        plan: plan of any cluster.
+        secret: secret of the run.
+        number: number of the machine among all, as the shell adds it up.
+        workers: workers of the machine, as the shell reads it.
         head: the first machine's host name or address, as the shell reads it; they wait until it is known.
         takes_scripts: whether a script of the person's own is there.
 

@@ -341,7 +341,7 @@ def goal_in_words(goal: Goal, *, until: str = "until") -> str:
     """Return a goal and its limits in a few words, such as 'until accuracy 0.9, budget $20.00'.
 
     Args:
-        goal: of the plan.
+        goal: goal of the plan.
         until: word before a target.
     """
     length = formatting.counted(goal.amount or 0, goal.ends.removesuffix("s"))

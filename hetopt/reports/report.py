@@ -381,7 +381,7 @@ def _verdict(
     Args:
         figures: comparisons by name; without ``run time`` only step time is judged.
         within: whether run time was within the tolerance; None: it is not known.
-        happenings: of the run, of which changes explain step times.
+        happenings: happenings of the run, of which changes explain step times.
         progress: figures folded from the run's events.
         interrupted: interruptions; None: there were none.
         contention: measured slowdown by other programs; None: not known.

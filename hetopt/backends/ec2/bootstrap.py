@@ -123,7 +123,7 @@ class NodeConfig(Terms):
         account_id: number of the account that must own the bucket.
         bundle_sha256: hash and name of the code in the bucket.
         has_gpu: whether the machine needs torch with CUDA.
-        version: of hetopt.
+        version: version of hetopt.
         proxy: address of a proxy to reach S3 and packages; empty: directly.
     """
 

@@ -16,7 +16,7 @@ def read_table(name: str) -> dict[str, Any]:
     """Return the contents of a TOML file in this package's folder, with its lists as tuples.
 
     Args:
-        name: of the file, such as ``facts.toml``.
+        name: name of the file, such as ``facts.toml``.
     """
     text = (Path(__file__).parent / name).read_text(encoding="utf-8")
     return {key: _frozen(value) for key, value in tomllib.loads(text).items()}

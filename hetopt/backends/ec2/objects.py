@@ -33,7 +33,7 @@ class S3Objects(Objects):
     Attributes:
         client: boto3's client of S3.
         bucket: name of the bucket.
-        prefix: of the run's objects, without a slash at its end.
+        prefix: prefix of the run's objects, without a slash at its end.
         account_id: number of the account that must own the bucket.
     """
 
@@ -74,7 +74,7 @@ class S3Objects(Objects):
         """Write bytes under a name; return whether that succeeded.
 
         Args:
-            name: of the object, below the prefix.
+            name: name of the object, below the prefix.
             data: new contents.
         """
         return self._answer("put_object", name, Body=data) is not None
@@ -83,7 +83,7 @@ class S3Objects(Objects):
         """Write bytes if the object's ETag is still ``version``; return whether they were written.
 
         Args:
-            name: of the object, below the prefix.
+            name: name of the object, below the prefix.
             data: new contents.
             version: ETag that the object must have; None: it must be absent.
         """
@@ -111,8 +111,8 @@ class S3Objects(Objects):
         """Upload a file under a name, above 32 MiB in parts, whole or not at all; return whether that succeeded.
 
         Args:
-            name: of the object, below the prefix.
-            path: of the file.
+            name: name of the object, below the prefix.
+            path: path of the file.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -179,7 +179,7 @@ def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_
     Args:
         client: boto3's client of S3.
         url: address of the objects.
-        folder: to download into; objects keep their paths below the prefix.
+        folder: folder to download into; objects keep their paths below the prefix.
         goes_on: called with the bytes that are there and all bytes; False ends the download.
         look_every_s: most seconds between two such calls.
 

@@ -415,7 +415,7 @@ def is_due(change: Change, training_s: float | None, step: int) -> bool:
     """Return whether a change is due: at once, at its step, or at its second of training (None: not begun).
 
     Args:
-        change: that was scheduled, or asked for.
+        change: change that was scheduled, or asked for.
         training_s: seconds that training has lasted; None: it has not begun, so that only changes without a moment are
             due.
         step: number of steps done.
@@ -549,7 +549,7 @@ def ask_for_change(run_dir: Path, change: Change) -> None:
 
     Args:
         run_dir: the run's folder.
-        change: of a host, with link rates as in the emulation.
+        change: change of a host, with link rates as in the emulation.
 
     Raises:
         BadInput: the run is over, or would not survive the change.
@@ -566,8 +566,8 @@ def check_change(spec: RunSpec, change: Change) -> None:
     """Refuse a change that the run would not survive.
 
     Args:
-        spec: of the rehearsal.
-        change: that is scheduled or asked for.
+        spec: spec of the rehearsal.
+        change: change that is scheduled or asked for.
 
     Raises:
         BadInput: a host returns, has notice or is cut off in a run without restarts or with one host, or a host of a

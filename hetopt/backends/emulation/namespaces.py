@@ -82,7 +82,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         """Build a network of these hosts, with links at their rates, and lock it as in use. Needs root.
 
         Args:
-            hosts: in order of their addresses, which is that of indices from 0.
+            hosts: hosts in order of their addresses, which is that of indices from 0.
 
         Raises:
             BadInput: there are more hosts than addresses.
@@ -164,8 +164,8 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
             place: index of the host.
             arguments: command line.
             env: all of its environment; None: this process's.
-            stdout: where its output goes, as of `subprocess.Popen`.
-            stderr: where its errors go, as of `subprocess.Popen`.
+            stdout: place where its output goes, as of `subprocess.Popen`.
+            stderr: place where its errors go, as of `subprocess.Popen`.
         """
         inside = command("ip", ["netns", "exec", self.namespace(place), *arguments])
         process = subprocess.Popen(inside, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env)
@@ -185,7 +185,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
 
         Args:
             place: index of the host.
-            server: that forks.
+            server: server that forks.
             arguments: command line behind the interpreter.
             env: all of its environment.
             output: file for its output and errors.
@@ -365,7 +365,7 @@ def command(tool: Tool, arguments: Sequence[str], *, namespace: str | None = Non
 
     Args:
         tool: ``ip`` or ``tc``.
-        arguments: of the command.
+        arguments: arguments of the command.
         namespace: inside which it works; None: this process's.
     """
     inside = [] if namespace is None else ["-n", namespace]
@@ -376,8 +376,8 @@ def run(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None, l
     """Run an `ip` or `tc` command in a namespace (None: this process's), with input ``lines``; return its output.
 
     Args:
-        tool: that does it.
-        arguments: of the command.
+        tool: tool that does it.
+        arguments: arguments of the command.
         namespace: inside which the command works; None: this process's.
         lines: input of the command, each a command of its own with `BATCH`; empty: no input.
 
@@ -549,7 +549,7 @@ def box_link(primitive: Primitive, rate_bits_per_s: float, workers_per_processor
     """Return the cost of an emulated link (bits/s) for a collective; workers that share processors wake more slowly.
 
     Args:
-        primitive: of the collective; ``all_reduce`` has two messages on their way at any time.
+        primitive: primitive of the collective; ``all_reduce`` has two messages on their way at any time.
         rate_bits_per_s: rate of the slowest host of the group.
         workers_per_processor: workers that have to be woken, over processors.
     """

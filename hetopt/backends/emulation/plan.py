@@ -150,8 +150,8 @@ def rehearse(
     started.
 
     Args:
-        plan: to rehearse.
-        processors: that this machine's processes may use.
+        plan: plan to rehearse.
+        processors: processors that this machine's processes may use.
         described: hosts in the place of the plan's machines; None: the plan's machines.
         changes: scheduled changes of hosts.
         stands_in: whether a small task stands in for the job, so that it need not be trained here; only the plan's
@@ -216,7 +216,7 @@ def fitting_factor(
     It is rounded up to two digits.
 
     Args:
-        hosts: of the cluster, with their computing times.
+        hosts: hosts of the cluster, with their computing times.
         shares: local batch sizes, in the order of the hosts' workers.
         changes: scheduled changes.
         here: the workers on this machine.
@@ -233,8 +233,8 @@ def _scale_plan(hosts: Sequence[WantedHost], factor: float, slower: float) -> tu
     """Return the scale of computation and links of a rehearsed plan, and notes on what it means.
 
     Args:
-        hosts: of the cluster.
-        factor: by which computation takes longer, at least; more where links would else be too fast for this machine.
+        hosts: hosts of the cluster.
+        factor: least factor on computing times; larger where links would else be too fast for this machine.
         slower: further factor on links, of a stand-in; 1: the job itself trains.
     """
     rates = sorted({host.host.rate_bits_per_s for host in hosts if host.host.rate_bits_per_s is not None})
@@ -278,8 +278,8 @@ def miniature_run(
     """Return the run specification of a rehearsal: imitated computing times, scaled link rates, scheduled changes.
 
     Args:
-        run: of the plan.
-        hosts: of the cluster, with their computing times.
+        run: run of the plan.
+        hosts: hosts of the cluster, with their computing times.
         shares: local batch sizes, in the order of the hosts' workers.
         changes: scheduled changes, with rates of the cluster.
         here: the workers on this machine.
@@ -315,11 +315,11 @@ def _predict(
     """Predict the miniature: computation as declared, links as limited, everything else as this machine does it.
 
     Args:
-        plan: for its goal and its profile.
-        run: of the miniature.
+        plan: plan for its goal and its profile.
+        run: run of the miniature.
         here: its workers.
-        hosts: with the rates that their links have here.
-        compute_s: of each worker in a step.
+        hosts: hosts with the rates that their links have here.
+        compute_s: seconds of each worker in a step.
 
     Returns:
         the prediction, and what was assumed of the exchange.
@@ -378,7 +378,7 @@ def with_stand_in(plan: Plan, processors: int) -> Plan:
 
     Args:
         plan: whose job is replaced.
-        processors: that this machine's processes may use.
+        processors: processors that this machine's processes may use.
 
     Raises:
         BadInput: what the plan's workers exchange depends on the shapes of the job's parameters.

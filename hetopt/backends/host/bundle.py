@@ -48,7 +48,7 @@ def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
     ``requirements.txt`` there with a hash for every package is installed on the machines.
 
     Args:
-        file: of a task, or a script.
+        file: file of a task, or a script.
         provided: distributions that machines install anyway, in normal form (``scikit-learn``); None: nobody knows, so
             that no import is refused.
 
@@ -84,8 +84,8 @@ def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> t
     A file in the script's folder keeps its path there. Any other is put beside the script, as ``given-N/NAME``.
 
     Args:
-        script: that the arguments are given to.
-        arguments: as they are typed here.
+        script: script that the arguments are given to.
+        arguments: arguments as they are typed here.
         rented: True: machines are rented; False: hosts of the user's own; it changes the hint alone.
 
     Returns:

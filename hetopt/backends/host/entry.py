@@ -274,7 +274,7 @@ def _prepare(asked: dict[str, Any], folder: str, root: str) -> str:
 
     Args:
         asked: the request to take part, whose code follows on standard input.
-        folder: of the user's inventory.
+        folder: folder of the user's inventory.
         root: the run's own folder below it, made anew.
 
     Raises:

@@ -112,7 +112,7 @@ class Placement:
 
     Attributes:
         node: host, address and meeting point of this machine.
-        placements: of all machines, as the renter wrote them.
+        placements: placements of all machines, as the renter wrote them.
     """
 
     node: Node
@@ -145,7 +145,7 @@ class Placements(Written, RecordLeavingOut):
         pauses: whether this generation saves a checkpoint and waits for the next: machines join.
         meeting: IP address and port where all machines meet.
         hosts: places by machine id.
-        spec: of the run, with its workers.
+        spec: spec of the run, with its workers.
     """
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("pauses",)
@@ -197,7 +197,7 @@ class State(Record):
     Attributes:
         time_s: when, by its own clock, seconds since the epoch.
         does: a few words, or 'ended with N', the exit code of its workers.
-        generation: in which its workers ended; None: they have not.
+        generation: generation in which its workers ended; None: they have not.
         reason: why they failed; None: they did not, or nobody knows.
     """
 
@@ -217,7 +217,7 @@ class Latest(Written):
 
     Attributes:
         checkpoint: its name, such as ``step-120``.
-        generation: of the machines that named it.
+        generation: generation of the machines that named it.
     """
 
     checkpoint: str = Field(pattern=rf"^{CHECKPOINT_PATTERN}$")
@@ -239,7 +239,7 @@ def is_over(data: bytes | None, generation: int) -> bool:
 
     Args:
         data: JSON of the `Outcome`; None: there is none, so that the run goes on.
-        generation: of the machines that ask.
+        generation: generation of the machines that ask.
     """
     outcome = Outcome.of_json(data)
     return outcome is not None and outcome.generation >= generation
@@ -274,7 +274,7 @@ def placed_on(spec: RunSpec, there: Collection[str]) -> RunSpec:
     left out.
 
     Args:
-        spec: of the run, with all of its workers.
+        spec: spec of the run, with all of its workers.
         there: names of the hosts that are present.
 
     Raises:
@@ -296,8 +296,8 @@ def placement_json(
     """Return the JSON of the placements that machines read.
 
     Args:
-        spec: of the run, whose first worker's host is where all meet.
-        places: by machine id.
+        spec: spec of the run, whose first worker's host is where all meet.
+        places: places by machine id.
         generation: number of this generation.
         resume_from: name of the checkpoint to go on from; None: from the start.
         pauses: whether machines save a checkpoint and wait for the next placements.
@@ -350,7 +350,7 @@ class Objects(Protocol):
         """Write bytes if the object's version is still ``version``; return whether they were written.
 
         Args:
-            name: of the object.
+            name: name of the object.
             data: new contents.
             version: version that the object must have, as of `versioned`; None: it must be absent.
         """
@@ -366,7 +366,7 @@ class Objects(Protocol):
 
         Args:
             url: address of the objects, ``s3://BUCKET/PREFIX``.
-            folder: to download into.
+            folder: folder to download into.
             goes_on: called with the bytes that are there and all bytes; False ends the download.
 
         Raises:

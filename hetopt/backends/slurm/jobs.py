@@ -67,7 +67,7 @@ class Node(NamedTuple):
     """A node as `sinfo` lists it.
 
     Attributes:
-        name: of the node.
+        name: name of the node.
         cpus: number of processors.
         memory_mib: memory in MiB.
         gres: what Slurm calls generic resources, such as GPUs.
@@ -151,7 +151,7 @@ class Job(NamedTuple):
     """A run's Slurm job as `squeue` lists it.
 
     Attributes:
-        number: of the job.
+        number: number of the job.
         state: such as ``RUNNING`` or ``PENDING``.
         reason: why it waits.
         left_s: seconds left to its time limit; inf: no limit.
@@ -225,7 +225,7 @@ class SlurmLink(Source):
 
     Attributes:
         run: name of the run, which its jobs have, too.
-        options: of the launch.
+        options: options of the launch.
         clock: returns seconds of a monotonic clock.
     """
 
@@ -262,7 +262,7 @@ class SlurmLink(Source):
         """Submit a host's job, or only test whether Slurm would take it; return why it does not, or None.
 
         Args:
-            host: to get a job on.
+            host: host to get a job on.
             ask: True: submit it; False: test.
 
         Raises:
@@ -279,8 +279,8 @@ class SlurmLink(Source):
         Hosts that are down are passed over, as long as one is up.
 
         Args:
-            hosts: of the run.
-            nodes: of the cluster, by name.
+            hosts: hosts of the run.
+            nodes: nodes of the cluster, by name.
 
         Raises:
             BadInput: a host is no node, all hosts are down, or Slurm would refuse a job on one that is up.
@@ -366,7 +366,7 @@ class SlurmLink(Source):
         """Return the error if a command never ran on a host, by what `srun` complains of; None: it ran.
 
         Args:
-            host: of the command.
+            host: host of the command.
             code: exit code of `srun`; not used.
             complaint: what `srun` wrote to its standard error.
         """
@@ -417,7 +417,7 @@ class SlurmBackend(AskedBackend):
     """The backend of an inventory's nodes in a Slurm cluster, reached inside a job of the run on each.
 
     Attributes:
-        name: of the backend.
+        name: name of the backend.
     """
 
     OPTIONS: ClassVar[type[Machines]] = Slurm

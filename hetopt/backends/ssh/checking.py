@@ -50,7 +50,7 @@ class Seen(Record):
         python: major and minor version of its interpreter.
         executable: path of the interpreter.
         cpus: processors that its processes may use.
-        memory_bytes: of the machine; None: not known.
+        memory_bytes: bytes of the machine; None: not known.
         writable: whether its folder can be written.
         there: the nearest existing folder at or above the host's folder.
         free_bytes: free on the disk of that folder.
@@ -60,7 +60,7 @@ class Seen(Record):
         torch_trouble: why its torch cannot use its GPUs; None: it can, or none are used.
         left: folders that earlier runs left there.
         address: IP address that the other hosts use; None: not known.
-        port: on which it listens for them; None: it cannot.
+        port: port on which it listens for them; None: it cannot.
         listen_trouble: why it cannot listen; None: it can.
     """
 
@@ -129,7 +129,7 @@ class HostFound:
     """The result of checking a host: its report, troubles, link rates, and settings that its inventory lacks.
 
     Attributes:
-        name: of the host.
+        name: name of the host.
         seen: its report on itself; None: it could not be asked.
         troubles: the worst first; empty: none.
         rates: bits a second to another host, and back, by its name; empty: not measured.
@@ -154,7 +154,7 @@ def check_hosts(hosts: Sequence[Host], link: Link = SSH) -> tuple[HostFound, ...
     Nothing is written on them. A host that cannot be reached has that as its trouble.
 
     Args:
-        hosts: to ask, at least one.
+        hosts: hosts to ask, at least one.
         link: the way to them.
 
     Raises:
@@ -196,7 +196,7 @@ def suggested(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) 
     """Yield the host's settings that plans need, that its inventory lacks, and that were measured there.
 
     Args:
-        host: as its owner describes it.
+        host: host as its owner describes it.
         seen: its report on itself.
         rates: bits a second to another host, and back, by its name.
     """
@@ -254,7 +254,7 @@ def own_troubles(host: Host, seen: Seen) -> Iterator[Trouble]:
     """Yield what would keep a host from training, or should be known, by its report.
 
     Args:
-        host: as its owner describes it.
+        host: host as its owner describes it.
         seen: its report on itself.
     """
     if seen.installs is not None:
@@ -326,7 +326,7 @@ def troubles_between(
     Hosts without such a trouble have an empty list. torch counts where hetopt does not install it; it is no obstacle.
 
     Args:
-        hosts: in order; a single one has no links to be blocked.
+        hosts: hosts in order; a single one has no links to be blocked.
         seen: reports of the hosts that answered, by name.
         ways: links of the hosts that tried them, by name.
     """
@@ -389,7 +389,7 @@ class Inventory(Artifact):
     """The hosts of a run, the address by which each was reached, and why some hosts are left out.
 
     Attributes:
-        hosts: as their owner describes them.
+        hosts: hosts as their owner describes them.
         addresses: address by which each was reached, by name.
         left_out: sentence on why a host takes no part, by name.
         bundle_sha256: hash of the code of the run.

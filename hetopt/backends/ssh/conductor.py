@@ -73,7 +73,7 @@ def in_our_time(lines: bytes, ahead_s: float) -> bytes:
     """Return log lines with the lead of a host's clock taken off their ``time_s``.
 
     Args:
-        lines: of a log, as a host wrote them.
+        lines: lines of a log, as a host wrote them.
         ahead_s: seconds that its clock is ahead of this machine's; up to 2 s nothing is changed.
     """
     if abs(ahead_s) <= MOST_SKEW_S:

@@ -20,8 +20,8 @@ def places(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
     """Return the slot (from 0) in ``names`` of each GPU in ``wanted``, in that order; None if any of them is missing.
 
     Args:
-        wanted: as an inventory names them: ``RTX 3090`` is a ``NVIDIA GeForce RTX 3090`` sooner than one with ``Ti``.
-        names: as the driver does, in the order of their slots.
+        wanted: names in an inventory: ``RTX 3090`` is a ``NVIDIA GeForce RTX 3090`` sooner than one with ``Ti``.
+        names: names by the driver, in the order of their slots.
     """
     slots: dict[int, int] = {}
     for place in sorted(range(len(wanted)), key=lambda place: -len(_words(wanted[place]))):

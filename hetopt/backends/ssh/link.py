@@ -79,10 +79,10 @@ def ssh_argv(
     It has the same options at each host on the way: of ssh's own ``-J`` they would hold for the last alone.
 
     Args:
-        host: of which no field can be an option of ssh.
-        command: for the user's shell there.
-        environment: of this process, which may name another command than ``ssh``.
-        options: of ssh, in the place of the usual ones or beside them; None: none.
+        host: host of which no field can be an option of ssh.
+        command: command for the user's shell there.
+        environment: environment of this process, which may name another command than ``ssh``.
+        options: options of ssh, in the place of the usual ones or beside them; None: none.
 
     Raises:
         BadInput: the home folder of the private key is not known.
@@ -141,7 +141,7 @@ def why_unreached(host: Host, complaint: str) -> RunFailed:
     """Return the error of a host that ssh did not reach, from the most telling line of ssh's standard error.
 
     Args:
-        host: that was to be reached.
+        host: host that was to be reached.
         complaint: what ssh wrote to its standard error.
     """
     who = f"{host.user}@{host.address}" if host.user else host.address
@@ -212,7 +212,7 @@ class Link:
         """Return the error if a command never ran on a host; None: it ran.
 
         Args:
-            host: of the command.
+            host: host of the command.
             code: exit code of ssh.
             complaint: what ssh wrote to its standard error.
         """
@@ -273,7 +273,7 @@ class Conversation:
     Making one starts the connecting command, and raises BadInput where that cannot be started here.
 
     Attributes:
-        host: at the other end.
+        host: host at the other end.
         link: the way to it.
         errors: file for the connection's standard error, in a folder that exists; None: a temporary file.
         end_s: seconds that the program may take to end once its input is closed.
@@ -412,7 +412,7 @@ class Part(Conversation):
     Attributes:
         end_s: seconds that the host's node may take to end once the connection is closed.
         objects: what it may read and write of the run.
-        models: where it may leave models and outputs for the user.
+        models: folder where it may leave models and outputs for the user.
         lock: held while an object is read or written: hosts ask at the same time.
         wrote: called with the name and the bytes of every whole object that it has written.
         heard_s: when the host last sent something, by the monotonic clock; 0: never.

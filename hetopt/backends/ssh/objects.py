@@ -63,7 +63,7 @@ class ObjectsInParts(Objects, ABC):
         """Write an object's part at byte ``offset``; return whether that succeeded.
 
         Args:
-            name: of the object.
+            name: name of the object.
             offset: bytes that were written before; parts come in order, from 0.
             data: the part.
             last: whether it is the last, which makes the object appear.
@@ -128,7 +128,7 @@ class FolderObjects(ObjectsInParts):
     """The objects of a run as files of a folder on the launching machine.
 
     Attributes:
-        folder: in which an object's name is a file's path; files that end in ``.partial`` are no objects yet.
+        folder: folder in which an object's name is a file's path; files that end in ``.partial`` are no objects yet.
     """
 
     folder: Path
@@ -147,7 +147,7 @@ class FolderObjects(ObjectsInParts):
         It is not atomic, so the caller holds a lock.
 
         Args:
-            name: of the object.
+            name: name of the object.
             data: new contents.
             version: SHA-256 that the object must have, as of `versioned`; None: it must be absent.
 
@@ -176,7 +176,7 @@ class FolderObjects(ObjectsInParts):
         False: ``offset`` is not the size of the partial file.
 
         Args:
-            name: of the object.
+            name: name of the object.
             offset: bytes that were written before; 0 begins anew.
             data: the part.
             last: whether it is the last, which makes the object appear.
@@ -221,10 +221,10 @@ class Request(Record):
     Attributes:
         what: the method of `Objects` or `ObjectsInParts` that is asked for.
         place: `OBJECTS` or `MODELS`.
-        name: of the object; of ``names``, the prefix.
-        version: of ``put_over``; None: the object must be absent.
-        offset: byte of a part.
-        last: of ``put_part``: whether the part is the last.
+        name: name of the object; for ``names`` the prefix of names.
+        version: version that ``put_over`` replaces; None: the object must be absent.
+        offset: place of a part's first byte in the object.
+        last: whether a part of ``put_part`` is the object's last.
     """
 
     what: What
@@ -239,9 +239,9 @@ class Answer(Record):
     """The launching machine's answer to a request; empty where it was refused.
 
     Attributes:
-        done: whether it was carried out.
-        names: of ``names``; None: another request.
-        size: of ``part``: bytes of the object; None: it is absent, or another request.
+        done: whether the request was carried out.
+        names: names of objects, the answer to ``names``; None: another request.
+        size: bytes of the object, the answer to ``part``; None: it is absent, or another request.
     """
 
     done: bool = False
@@ -269,7 +269,7 @@ def answer(objects: FolderObjects, request: Request, body: bytes) -> tuple[Answe
 
     Args:
         objects: the folder.
-        request: to carry out.
+        request: request to carry out.
         body: bytes to write, of a request that writes.
 
     Raises:
@@ -366,7 +366,7 @@ class RemoteObjects(ObjectsInParts):
     Every call may exit the process by `Cut`.
 
     Attributes:
-        connection: to the launching machine.
+        connection: connection to the launching machine.
         place: `OBJECTS` or `MODELS`.
     """
 
@@ -385,7 +385,7 @@ class RemoteObjects(ObjectsInParts):
         """Have the launching machine write a part of an object; return whether it did.
 
         Args:
-            name: of the object.
+            name: name of the object.
             offset: bytes that were written before; 0 begins anew.
             data: the part.
             last: whether it is the last, which makes the object appear.
@@ -396,7 +396,7 @@ class RemoteObjects(ObjectsInParts):
         """Have the launching machine write bytes if the version is still ``version``; return whether it did.
 
         Args:
-            name: of the object.
+            name: name of the object.
             data: new contents.
             version: SHA-256 that the object must have; None: it must be absent.
         """

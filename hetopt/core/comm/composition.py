@@ -170,7 +170,7 @@ def register(name: str, method: Method) -> None:
     How it is computed is registered by `hetopt.trainer.comm.methods.register`.
 
     Args:
-        name: of the compressor.
+        name: name of the compressor.
         method: its properties.
 
     Raises:
@@ -186,7 +186,7 @@ class Combination:
     """A compressor with the memory and the collective that it is used with.
 
     Attributes:
-        name: of the compressor.
+        name: name of the compressor.
         memory: name of the gradient memory.
         collective: name of the collective.
     """
@@ -205,7 +205,7 @@ def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combina
     """Return a compressor with its memory and collective, ``auto`` replaced by the compressor's defaults.
 
     Args:
-        name: of the compressor.
+        name: name of the compressor.
         memory: name of the gradient memory, or ``auto``.
         collective: name of the collective, or ``auto``.
 
@@ -238,7 +238,7 @@ def why_not(name: str, memory: str, collective: str) -> str | None:
     """Return a sentence on why a compressor, memory and collective do not go together; None: they do.
 
     Args:
-        name: of the compressor.
+        name: name of the compressor.
         memory: name of the gradient memory, not ``auto``.
         collective: name of the collective, not ``auto``.
 
@@ -273,7 +273,7 @@ def why_not_controlled(name: str, controller: str, collective: str = AUTO) -> st
     """Return a sentence on why a ratio controller cannot steer a compressor by a collective; None: it can.
 
     Args:
-        name: of the compressor.
+        name: name of the compressor.
         controller: name of the ratio policy, such as ``gravac``.
         collective: name of the collective, or ``auto``.
     """

@@ -346,7 +346,7 @@ def operations_of(
     See `hetopt.core.comm.payload_bytes.operations`.
 
     Args:
-        compression: of the gradient.
+        compression: compression of the gradient.
         numel: elements of the gradient.
         workers: number of workers that take part.
         shapes: shapes of the parameters, for compressors that work by layer; None: one vector.
@@ -389,7 +389,7 @@ def selection(name: str, ratio: float) -> Compression:
     Momentum stays with the optimizer, and is not corrected.
 
     Args:
-        name: of the compressor.
+        name: name of the compressor.
         ratio: fraction of the elements to send, in (0, 1].
     """
     memory = FEEDBACK if METHODS[name].memories[0] == CORRECTION else AUTO

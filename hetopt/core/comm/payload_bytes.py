@@ -138,9 +138,9 @@ def operations(
         workers: number of workers that take part.
         collective: name, as in `composition.COLLECTIVES`; ``auto``: the compressor's default.
         bits: width of a quantiser's codes on the wire; None: 8, or more where needed.
-        levels: of a quantiser; None: as many as its codes hold.
-        rank: of PowerSGD's factors.
-        coding: of selected elements, as in `composition.CODINGS`.
+        levels: levels of a quantiser; None: as many as its codes hold.
+        rank: rank of PowerSGD's factors.
+        coding: coding of selected elements, as in `composition.CODINGS`.
         shapes: shapes of the parameters, for compressors that work by layer; None: one vector.
 
     Raises:
@@ -187,7 +187,7 @@ def low_rank_elements(shapes: Shapes, rank: int) -> tuple[int, int]:
     """Return the fp32 elements of PowerSGD's two sums: left factors and dense parameters, then right factors.
 
     Args:
-        shapes: of the parameters, in the order of the gradient.
+        shapes: shapes of the parameters, in the order of the gradient.
         rank: most columns of a factor.
     """
     left = right = 0
@@ -245,7 +245,7 @@ def _selected(collective: str, numel: int, kept: int, workers: int, same_size: b
         kept: elements that are sent.
         workers: number of workers that take part.
         same_size: whether all workers select equally many; else a gather tells their numbers first.
-        coding: of the selected elements, as in `composition.CODINGS`.
+        coding: coding of the selected elements, as in `composition.CODINGS`.
     """
     if collective == GATHER:
         lengths: list[_Part] = [] if same_size else [("all_gather", LENGTH_BYTES)]
@@ -285,7 +285,7 @@ def summed_bits(
     Args:
         workers: number of workers whose codes are summed; 1 where codes are gathered.
         bits: width of a code; None: chosen.
-        levels: of the quantiser; None: chosen.
+        levels: levels of the quantiser; None: chosen.
         largest: largest magnitude of a sum, by the width.
 
     Raises:

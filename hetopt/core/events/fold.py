@@ -190,13 +190,13 @@ class RunFold:
         epoch: passes over the data set so far.
         latest: the newest logged steps; None: no step was logged.
         latest_places: places in the roster of their workers; empty again once other workers have started.
-        metrics: of the newest evaluation, by name; empty: none yet.
+        metrics: metrics of the newest evaluation, by name; empty: none yet.
         logged_steps: number of logged steps, those that were repeated included.
         stepping_s: seconds of the logged steps; evaluations and checkpoints are no part of it.
         share_changes: how often local batch sizes changed.
         exchange_changes: how often compressor, ratio or collective changed.
         ways: steps by name of the exchange (compressor, ratio and collective), in the order of first use.
-        sent_bytes: that one worker (the mean of all) contributed to these exchanges.
+        sent_bytes: bytes that one worker (the mean of all) contributed to these exchanges.
         dense_bytes: what everything in fp32 would have come to.
         stream_wait_s: seconds of waiting for samples to arrive, of the worker that waited longest.
         audits: number of audited steps.

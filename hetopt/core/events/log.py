@@ -60,7 +60,7 @@ class EventLog:
     how much: the times on both sides do not belong together.
 
     Args:
-        path: of the file, made if it is not there; None: events are dropped.
+        path: path of the file, made if it is not there; None: events are dropped.
         clock: returns seconds since the epoch.
         steady: returns seconds of a clock that nobody sets.
 
@@ -93,7 +93,7 @@ class EventLog:
 
         Args:
             event: name of the kind of event.
-            fields: of the event, as JSON takes them.
+            fields: fields of the event, as JSON takes them.
 
         Raises:
             LogUnwritable: the file cannot be written.
@@ -128,7 +128,7 @@ def tell_failure(path: Path, reason: str, **fields: Any) -> None:
     """Append a ``run_failed`` event with its reason to the log at ``path``; print both where it cannot be written.
 
     Args:
-        path: of the log.
+        path: path of the log.
         reason: sentence on what went wrong.
         fields: further fields of the event, such as ``hint``.
     """
@@ -204,7 +204,7 @@ class EventReader:
     """A reader of a growing event log, from where it last stopped; it counts the lines that are no events.
 
     Attributes:
-        path: of the log; a file that is not there yet has no events.
+        path: path of the log; a file that is not there yet has no events.
         offset: bytes that were read so far.
         line: number of the last line that was read.
         unread: the lines that were no events so far.
@@ -278,7 +278,7 @@ def write_decision(run_dir: Path, event: str, fields: Mapping[str, Any]) -> None
     Args:
         run_dir: the run's folder.
         event: name of the kind of event.
-        fields: of the event.
+        fields: fields of the event.
 
     Raises:
         LogUnwritable: the log cannot be written.

@@ -71,9 +71,9 @@ def _request(method: str, path: str, headers: Mapping[str, str]) -> str | None:
     """Return a value of the machine's metadata service, asked past any proxy; None: no such value, or no such service.
 
     Args:
-        method: of HTTP.
-        path: of the value, after the service's address.
-        headers: of the request.
+        method: method of HTTP.
+        path: path of the value, after the service's address.
+        headers: headers of the request.
     """
     base = os.environ.get(facts.METADATA_ENDPOINT_VARIABLE, facts.METADATA_ENDPOINT).rstrip("/")
     request = urllib.request.Request(f"{base}{path}", method=method, headers=dict(headers))

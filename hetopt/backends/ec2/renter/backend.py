@@ -179,7 +179,7 @@ class Ec2Backend(Ec2Launcher):
 
         Args:
             prepared: launch by `prepare` or `prepare_resumed`.
-            folders: in which a new run's folder is made.
+            folders: folders of runs, among which a new run's folder is made.
 
         Raises:
             NoFeasiblePlan: the plan is a risk that nobody has accepted.
@@ -227,8 +227,8 @@ def roles_for(spec: RunSpec, catalog: Catalog) -> tuple[Role, ...]:
     """Return a fleet request (`Role`) on the spot market for each machine of a probe's run; request nothing.
 
     Args:
-        spec: of the probe; each host's worker type is the machine's instance type.
-        catalog: of the region.
+        spec: spec of the probe; each host's worker type is the machine's instance type.
+        catalog: catalog of the region.
 
     Raises:
         BadInput: the catalogue has no such type, or it cannot train.
@@ -268,7 +268,7 @@ class Ec2Probes(Ec2Launcher):
         """Order and rent a probe's machines; start it in the empty folder ``run_dir``, where `hetopt gc` finds it.
 
         Args:
-            spec: of the probe.
+            spec: spec of the probe.
             run_dir: the probe's folder, whose name is its run's name.
             environment: not used; none of it is sent anywhere.
 
@@ -376,7 +376,7 @@ def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:
     end.
 
     Args:
-        order: of the run.
+        order: order of the run.
         run_dir: the run's folder.
 
     Raises:
@@ -403,7 +403,7 @@ def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
     Files beyond 1,000 or 10 GB are left out, and named so.
 
     Args:
-        order: of the run.
+        order: order of the run.
         run_dir: the run's folder.
 
     Raises:
@@ -429,10 +429,10 @@ def _bring(objects: S3Objects, name: str, path: Path, size_bytes: int, run_id: s
     """Fetch an object of the bucket into a file, whole or not at all; do nothing where a file of its size is there.
 
     Args:
-        objects: of the bucket.
-        name: of the object.
-        path: of the file.
-        size_bytes: of the object.
+        objects: objects of the bucket.
+        name: name of the object.
+        path: path of the file.
+        size_bytes: bytes of the object.
         run_id: run that the hints name.
 
     Raises:

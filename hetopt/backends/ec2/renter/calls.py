@@ -75,7 +75,7 @@ def end_call(order: Order, instance_id: str, at_s: float, *, moves: bool = False
     """Return the call that schedules the end of a machine at ``at_s``, or, with ``moves``, moves a scheduled end.
 
     Args:
-        order: of the run, which has the scheduler's role.
+        order: order of the run, which has the scheduler's role.
         instance_id: id of the machine.
         at_s: when it ends, in seconds since the epoch.
         moves: whether its schedule is there already, for another time.
@@ -179,9 +179,9 @@ def put_object(order: Order, step: str, key: str, body: bytes, purpose: str) -> 
     """Return the call that writes ``body`` to ``key`` in the run's bucket, if that belongs to the order's account.
 
     Args:
-        order: of the run.
+        order: order of the run.
         step: name of the call in its sequence.
-        key: of the object.
+        key: key of the object.
         body: its contents.
         purpose: why, for the person who reads the list.
     """
@@ -232,7 +232,7 @@ def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
     """Return the calls that let machines of a security group reach each other, HTTPS and a proxy, and let nobody in.
 
     Args:
-        order: of the run, which may name a proxy.
+        order: order of the run, which may name a proxy.
         group: id of the security group.
     """
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
@@ -308,7 +308,7 @@ def machine_settings(order: Order, kind: str) -> dict[str, Any]:
 
     Args:
         order: what is rented.
-        kind: of boot image, such as ``x86_64-gpu``.
+        kind: kind of boot image, such as ``x86_64-gpu``.
     """
     image = order.images[kind]
     return {
@@ -391,9 +391,9 @@ def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: 
     which the run's budget affords: beyond it the run could not be paid to its end, and EC2 never bills more.
 
     Args:
-        order: of the run.
+        order: order of the run.
         role: types, number and market of the machines.
-        zone: to rent in.
+        zone: zone to rent in.
         template: id of the launch template.
         attempt: number of earlier tries, which makes another token.
     """
@@ -453,8 +453,8 @@ def end_calls(order: Order, ids: Iterable[str], at_s: float) -> tuple[Request, .
     """Return the calls that make a schedule group and end machines at ``at_s``; empty: the order has no role for it.
 
     Args:
-        order: of the run.
-        ids: of the machines.
+        order: order of the run.
+        ids: identifiers of the machines.
         at_s: when they end, in seconds since the epoch.
     """
     if order.end_role is None:
@@ -477,7 +477,7 @@ def lease_call(order: Order, end_s: float, stop_training_s: float, *, over: str 
     """Return the call that writes until when machines live and train.
 
     Args:
-        order: of the run.
+        order: order of the run.
         end_s: until when machines live, seconds since the epoch.
         stop_training_s: until when they train, seconds since the epoch; 0: they save a checkpoint and end.
         over: ETag of the lease that this one follows. Where another was written meanwhile, such as the wish that the

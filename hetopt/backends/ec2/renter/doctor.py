@@ -70,9 +70,9 @@ def examined(name: str, step: Callable[..., str], *arguments: object, unread: Ve
     """Run ``step(*arguments)``; return a check: good with the sentence that it returns, else bad with its error.
 
     Args:
-        name: of the check.
+        name: name of the check.
         step: returns the sentence where all is well, and raises a HetoptError where something is wrong.
-        arguments: of ``step``.
+        arguments: arguments of ``step``.
         unread: verdict where AWS itself refuses a call.
     """
     try:
@@ -90,7 +90,7 @@ def account_checks(edge: Edge, region: str, options: Ec2) -> Iterator[Check]:
     Args:
         edge: makes the calls.
         region: AWS region to launch in.
-        options: of the launch, whose subnets, bucket and instance profile are checked.
+        options: options of the launch, whose subnets, bucket and instance profile are checked.
     """
     credentials = examined("credentials", lambda: "{0.arn} in account {0.account_id}".format(ordering.identity(edge)))
     yield credentials
@@ -166,7 +166,7 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
 
     Args:
         orders: writes the order that a launch would write.
-        plan: to be launched.
+        plan: plan to be launched.
         now_s: seconds since the epoch.
     """
     edge, kept, roles = orders.edge, dict[str, Order](), tuple[Role, ...]()
@@ -224,7 +224,7 @@ def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterato
 
     Args:
         edge: makes the calls.
-        catalog: of the region.
+        catalog: catalog of the region.
         roles: fleets to rent.
     """
     wanted = needed((catalog.instance_type(role.instance_types[0]), role.market, role.machines) for role in roles)
@@ -278,8 +278,8 @@ def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of
 
     Args:
         edge: makes the call.
-        operation: of EC2, which must know `DryRun`.
-        parameters: of the call.
+        operation: operation of EC2, which must know `DryRun`.
+        parameters: parameters of the call.
         of: instance type, for the check's name; empty: none.
     """
     request = Request(

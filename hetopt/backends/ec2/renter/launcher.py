@@ -158,7 +158,7 @@ class Loop(_Renter):
         With ``accept``, fewer machines will do where that agrees.
 
         Args:
-            spec: of the run, on the order's hosts.
+            spec: spec of the run, on the order's hosts.
             contents: objects of the run, by name.
             bundle: archive of the code.
 
@@ -308,7 +308,7 @@ class Loop(_Renter):
         """Fetch the logs that have grown since they were fetched last; of a long one the bucket has only the end.
 
         Args:
-            folder: in the bucket, and in the run's folder.
+            folder: name of the folder, in the bucket and in the run's folder.
         """
         for name, entry in self._objects_in(folder):
             try:
@@ -340,7 +340,7 @@ class Loop(_Renter):
         """Carry out the actions that `reconcile` asks for, until none is left; return the cluster state recorded last.
 
         Args:
-            state: as it was just seen.
+            state: state as just seen.
 
         Raises:
             CloudRefused: AWS refuses an action, or the machines that are left cannot hold the batch. The next look
@@ -399,8 +399,8 @@ class Loop(_Renter):
         Workers are recorded as of the types that were granted, by which later plans learn from the run.
 
         Args:
-            state: as it was seen last, with the generation.
-            spec: of the run, on the hosts that serve.
+            state: state as last seen, with the generation.
+            spec: spec of the run, on the hosts that serve.
             pauses: whether workers are to save a checkpoint and wait for the next generation.
         """
         granted = {machine.host: {"type": machine.instance_type} for machine in state.serving}
@@ -426,7 +426,7 @@ class Loop(_Renter):
         In the latter case the given state is returned, but for scheduled ends, and nothing is recorded.
 
         Args:
-            state: as it was seen last.
+            state: state as last seen.
             end_s: until when machines live, seconds since the epoch; they train until a last checkpoint is safe by
                 then.
 
@@ -491,7 +491,7 @@ class Loop(_Renter):
         plans. What cannot be read then is only told.
 
         Args:
-            state: as it was seen last.
+            state: state as last seen.
             reason: why the run ends; None: the state's own reason stays.
 
         Raises:
@@ -634,7 +634,7 @@ class Loop(_Renter):
         """Rent roles in a zone; return their machines' ids by host, and a refusal for each role that was not granted.
 
         Args:
-            roles: to rent, each as a whole or not at all.
+            roles: roles to rent, each as a whole or not at all.
             zone: where.
             attempt: number of earlier tries, which makes another token.
             templates: launch templates, by kind of image.
@@ -691,7 +691,7 @@ class Loop(_Renter):
         At the latest they end after the lease (`Order.outside_end_s`). Without the scheduler's role nothing is done.
 
         Args:
-            ids: of the machines.
+            ids: identifiers of the machines.
             lease_end_s: end of the run's lease, epoch seconds; None: of the first lease, which the order has.
         """
         at_s = min(self.clock() + UNPLACED_S, self.order.outside_end_s(lease_end_s))
@@ -748,7 +748,7 @@ class Loop(_Renter):
         """Take a step after an error; where the step fails, too, add what that means to the error's hint, or tell it.
 
         Args:
-            error: that happened; its own message stays.
+            error: error that happened; its own message stays.
             otherwise: half a sentence on what it means where the step fails.
             step: gives back or removes.
         """
@@ -785,7 +785,7 @@ def _updated(
     EC2 forgets machines an hour after their end, and knows new ones after seconds.
 
     Args:
-        machine: as it was recorded last.
+        machine: machine as last recorded.
         now: EC2's description; None: EC2 does not list it, so that it is new, or ended an hour ago at least.
         beats: when machines last said that they live, epoch seconds by id.
         now_s: seconds since the epoch.
@@ -826,10 +826,10 @@ def _why_short(request: Request, answer: Answer, granted: int, role: Role) -> Cl
     """Return the refusal of a fleet that was accepted and not filled, by the errors inside the answer.
 
     Args:
-        request: for the fleet.
-        answer: of EC2.
+        request: request for the fleet.
+        answer: answer of EC2.
         granted: number of machines that came.
-        role: of the machines.
+        role: role of the machines.
 
     Raises:
         ApiRefused: trying elsewhere cannot help.
@@ -876,7 +876,7 @@ class Ec2Launcher(_Renter):
         """Rent the machines that the run folder's order lists, and tell them to begin the run.
 
         Args:
-            spec: of the run; its workers are put into the order that their machines' addresses come to have.
+            spec: spec of the run; its workers are put into the order that their machines' addresses come to have.
             run_dir: folder that holds the order and the bundle.
             environment: not used; none of it is sent anywhere.
 
@@ -969,7 +969,7 @@ class Ec2Launcher(_Renter):
         """Record that a run moves from spot to on-demand machines, if the budget pays for it; later polls do it.
 
         Args:
-            handle: of the run.
+            handle: handle of the run.
             needed_s: seconds from now to the run's end, for which the budget must pay.
 
         Raises:

@@ -75,7 +75,7 @@ def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float
     """Return the seconds of cluster at its worst price that a budget pays after ``fixed_usd``, less the shutdown.
 
     Args:
-        budget_usd: for everything.
+        budget_usd: budget for everything.
         fixed_usd: costs whatever the machines do.
         worst_usd_per_hour: highest price of all machines together.
 
@@ -119,7 +119,7 @@ class Zone(Record):
     Accounts' names of zones differ, ids do not.
 
     Attributes:
-        name: of the zone in this account.
+        name: name of the zone in this account.
         zone_id: its id, the same in all accounts.
         subnet_id: subnet that machines get.
         vpc_id: network of the subnet.
@@ -142,7 +142,7 @@ class Zone(Record):
         """Return the USD an hour of a machine, volume and address included, at the prices of the order.
 
         Args:
-            instance_type: that the zone has.
+            instance_type: instance type that the zone has.
             market: spot or on-demand.
 
         Raises:
@@ -155,7 +155,7 @@ class Zone(Record):
         """Return the most USD an hour that a machine can come to cost, volume and address included.
 
         Args:
-            instance_type: that the zone has.
+            instance_type: instance type that the zone has.
             market: spot or on-demand.
 
         Raises:
@@ -169,7 +169,7 @@ class Role(Record):
     """The machines of a run that one EC2 fleet request rents.
 
     Attributes:
-        name: of the role, unique in its order.
+        name: name of the role, unique in its order.
         instance_types: the planned type, then those that may stand in.
         hosts: names of the machines in the run.
         market: spot or on-demand.
@@ -222,7 +222,7 @@ class Order(Artifact):
     Attributes:
         run_id: name of the run.
         life: how often the run was resumed; what is asked for is new each time.
-        hetopt_version: that made the order.
+        hetopt_version: version of hetopt that made the order.
         region: AWS region.
         account_id: number of the AWS account.
         owner: id of the caller or of the caller's role, as policies can compare it.
@@ -231,8 +231,8 @@ class Order(Artifact):
         instance_profile: role of the machines.
         end_role: role in which machines are ended from outside; None: they are not.
         volume_gb: size of each machine's volume.
-        extras_usd_per_hour: of a machine's volume, address and requests; part of all rates.
-        zones: to be tried in this order.
+        extras_usd_per_hour: cost of a machine's volume, address and requests; part of all rates.
+        zones: zones to be tried in this order.
         roles: fleets to ask for.
         images: boot images by kind.
         network: network settings that were chosen at launch.
@@ -393,8 +393,8 @@ def worst_usd_per_hour(roles: Sequence[Role], zones: Sequence[Zone], *, on_deman
     """Return the most USD an hour of roles: each machine its dearest type at the worst price, in the worst zone.
 
     Args:
-        roles: of the cluster.
-        zones: that it may be in, at least one.
+        roles: roles of the cluster.
+        zones: zones that it may be in, at least one.
         on_demand: whether its spot machines may come to be replaced by machines on demand.
     """
 
@@ -417,8 +417,8 @@ def with_highest_prices(zone: Zone, roles: Sequence[Role], affordable_usd_per_ho
     factor, at least by `LEAST_ROOM`, and to the price on demand at most.
 
     Args:
-        zone: with present prices.
-        roles: of the cluster.
+        zone: zone with present prices.
+        roles: roles of the cluster.
         affordable_usd_per_hour: what the budget pays for all machines until the run should have ended.
     """
     room = max(LEAST_ROOM, affordable_usd_per_hour / usd_per_hour(roles, zone))
@@ -596,8 +596,8 @@ class ClusterState(Artifact):
         """Return the USD an hour of a machine: on spot at the prices seen last, else at the zone's ordered prices.
 
         Args:
-            zone: of the order.
-            instance_type: that the zone has.
+            zone: zone of the order.
+            instance_type: instance type that the zone has.
             market: spot or on-demand.
         """
         ordered = zone.usd_per_hour(instance_type, market)
@@ -625,7 +625,7 @@ class ClusterState(Artifact):
 
         Args:
             now_s: seconds since the epoch.
-            machines: of the run; None: all.
+            machines: machines of the run; None: all.
         """
         return math.fsum(machine.usd(now_s) for machine in (self.machines if machines is None else machines))
 
@@ -650,9 +650,9 @@ class PriceChange(NamedTuple):
     """A change of a spot pool's price.
 
     Attributes:
-        at_s: from when on it holds, seconds since the epoch.
+        at_s: time from which it holds, seconds since the epoch.
         zone: availability zone of the pool.
-        instance_type: of the pool.
+        instance_type: instance type of the pool.
         usd_per_hour: USD an hour, without volume and address.
     """
 
@@ -690,7 +690,7 @@ def spot_prices_due(order: Order, seen: ClusterState, now_s: float) -> bool:
     """Return whether to ask for spot prices: spot machines ran since the last, and 10 minutes passed or all have ended.
 
     Args:
-        order: of the run.
+        order: order of the run.
         seen: the last cluster state; where all machines have ended, prices are asked for once more, for their bill.
         now_s: seconds since the epoch.
     """
@@ -711,7 +711,7 @@ def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) ->
     of machines that have ended since.
 
     Args:
-        order: of the run.
+        order: order of the run.
         seen: its last look.
         history: AWS's answer with the price changes from `billed_from_s` on.
         now_s: seconds since the epoch.
@@ -784,7 +784,7 @@ def remember(seen: ClusterState, order: Order, run_dir: Path) -> None:
 
     Args:
         seen: last cluster state of the run.
-        order: of the run's present life.
+        order: order of the run's present life.
         run_dir: the run's folder.
 
     Raises:
@@ -815,7 +815,7 @@ def failed(machines: Iterable[MachineState], life: int | None = None) -> list[Ma
     """Return the machines that ended by themselves before a step (`MachineState.has_failed`).
 
     Args:
-        machines: of a run.
+        machines: machines of a run.
         life: only those rented in this life of the run; None: in any.
     """
     return [machine for machine in machines if machine.has_failed and life in (None, machine.life)]
@@ -825,7 +825,7 @@ def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> 
     """Return those of ``hosts`` that no machine is rented for again: 3 machines of this life failed before a step.
 
     Args:
-        order: of the run's present life.
+        order: order of the run's present life.
         seen: its last look.
         hosts: names to choose from.
     """
@@ -847,7 +847,7 @@ def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
 
     Args:
         run_dir: the run's folder, with the logs that were fetched.
-        machines: that failed, at least one.
+        machines: machines that failed, at least one.
     """
     named = ", ".join(dict.fromkeys(f"{machine.host} ({machine.instance_type})" for machine in machines))
     state_reason = f"EC2 says: {_reason(machines) or 'nothing'}"
@@ -898,7 +898,7 @@ def failed_s(order: Order, events: Sequence[LogEvent]) -> float | None:
     """Return when a run's log ended in a failure (seconds since the epoch); None: it did not, since its last launch.
 
     Args:
-        order: of the present life; failures of earlier lives do not count.
+        order: order of the present life; failures of earlier lives do not count.
         events: end of the run's log.
     """
     since_s = events[-1].time_s if events else 0.0

@@ -138,7 +138,7 @@ def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
         edge: makes the call.
         bucket: name of the bucket.
         account_id: number of the account that must own it.
-        region: of the machines.
+        region: region of the machines.
 
     Raises:
         CloudRefused: the bucket does not exist, is another account's or in another region.
@@ -172,7 +172,7 @@ def boot_image(edge: Edge, kind: str, chosen: str | None) -> BootImage:
 
     Args:
         edge: makes the calls.
-        kind: of machine, such as ``x86_64-gpu``.
+        kind: kind of machine, such as ``x86_64-gpu``.
         chosen: id of an image; None: Amazon's newest of that kind.
 
     Raises:
@@ -214,7 +214,7 @@ def zones_for(
     Args:
         edge: makes the calls.
         roles: fleets to rent.
-        catalog: of the region.
+        catalog: catalog of the region.
         extras_usd: USD an hour of a machine's volume, address and requests.
         now_s: seconds since the epoch.
         named: ids of the subnets that machines may be in; empty: the default ones.
@@ -434,8 +434,8 @@ def roles_of(plan: Plan, catalog: Catalog) -> tuple[Role, ...]:
     """Return the plan's groups as fleets to ask for, in order, with the run's hosts and the types that may stand in.
 
     Args:
-        plan: to be rented.
-        catalog: of its region.
+        plan: plan to be rented.
+        catalog: catalog of its region.
 
     Raises:
         BadInput: the run's hosts are not as many as the groups' machines, or a type cannot train.
@@ -468,7 +468,7 @@ def budget_of(plan: Plan, wished_usd: float | None) -> float:
     launch's is no lower than the plan's.
 
     Args:
-        plan: to be launched.
+        plan: plan to be launched.
         wished_usd: budget of this launch; None: the plan's.
 
     Raises:
@@ -508,9 +508,9 @@ def move_usd(
     then not last until the cluster has booted.
 
     Args:
-        worst_usd_per_hour: of the whole cluster, on demand.
+        worst_usd_per_hour: highest rate of the whole cluster, on demand.
         roles: fleets of the cluster.
-        budget_usd: for everything, earlier lives included.
+        budget_usd: budget for everything, earlier lives included.
         fixed_usd: costs whatever the machines do.
         deadline_s: seconds from the order on; None: no deadline, and no move.
         spent_usd: cost of earlier lives.
@@ -530,10 +530,10 @@ class Orders:
 
     Attributes:
         edge: makes the calls, which only read.
-        catalog: of the region.
+        catalog: catalog of the region.
         options: what was chosen at launch.
         billing: prices beside the machines' own.
-        version: of hetopt.
+        version: version of hetopt.
     """
 
     edge: Edge
@@ -601,8 +601,8 @@ class Orders:
 
         Args:
             roles: fleets of the cluster.
-            budget_usd: for everything, earlier lives included.
-            gradient_bytes: of the model, which checkpoints are a multiple of.
+            budget_usd: budget for everything, earlier lives included.
+            gradient_bytes: bytes of the model, which checkpoints are a multiple of.
             disk_gb: size of each machine's volume.
             run_id: name of the run.
             bundle_sha256: hash of the code.
@@ -704,8 +704,8 @@ def check_prices(plan: Plan, order: Order) -> None:
     At the prices that it was planned with the plan itself says how likely it stays within.
 
     Args:
-        plan: to be rented.
-        order: by which it would be rented now.
+        plan: plan to be rented.
+        order: order by which it would be rented now.
 
     Raises:
         BudgetStop: a type became more expensive, and the high cost is above the order's budget.

@@ -56,7 +56,7 @@ def left_usd(order: Order, state: ClusterState, now_s: float) -> float:
     Negative: more was spent.
 
     Args:
-        order: of the run.
+        order: order of the run.
         state: its last look.
         now_s: seconds since the epoch.
     """
@@ -70,7 +70,7 @@ def lease_end_s(order: Order, state: ClusterState, now_s: float) -> float:
     Never later than the order's latest end.
 
     Args:
-        order: of the run.
+        order: order of the run.
         state: its last look.
         now_s: seconds since the epoch.
     """
@@ -82,7 +82,7 @@ def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> C
     """Return the cluster state of a run that moves: on-demand machines are wanted for all hosts from now on.
 
     Args:
-        order: of the run.
+        order: order of the run.
         state: its last look.
         needed_s: seconds from now to its end.
         now_s: seconds since the epoch.
@@ -325,7 +325,7 @@ def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
     Where all machines that trained are lost at once, waiting ones go on without them first.
 
     Args:
-        order: of the run.
+        order: order of the run.
         observed: the run as it was seen last.
         now_s: seconds since the epoch.
     """

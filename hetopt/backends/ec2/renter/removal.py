@@ -63,7 +63,7 @@ class TaggedResource:
 
     Attributes:
         kind: such as ``instance``.
-        id: of the resource; of a schedule group, its name.
+        id: identifier of the resource; of a schedule group, its name.
         run_id: name of the run; ``?``: no tag tells.
         owner: id of the caller who made it; None: no tag tells.
         launched_by: the caller's name; None: no tag tells.
@@ -223,7 +223,7 @@ class Remover:
         What is gone already is no error.
 
         Args:
-            resources: to remove.
+            resources: resources to remove.
 
         Raises:
             CloudRefused: something stayed; the first refusal is raised at the end.
@@ -283,7 +283,7 @@ class Remover:
         """Repeat a step, for as long as EC2 takes to list what it has made, on resources that it does not know yet.
 
         Args:
-            ids: of the resources.
+            ids: identifiers of the resources.
             step: acts on resources; returns the ids of those that EC2 does not know. Recorded ones are tried again.
         """
         left = list(ids)
@@ -405,7 +405,7 @@ def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], 
     What was made by a clock ahead of this one counts as of now.
 
     Args:
-        runs: by name, as of `local_runs`.
+        runs: runs by name, as of `local_runs`.
         now_s: seconds since the epoch.
         sleep: waits for so many seconds; not called where nothing is that new.
     """
@@ -424,7 +424,7 @@ def is_of(resource: TaggedResource, who: Identity) -> bool:
     """Return whether a resource's owner is this caller of AWS, in any session.
 
     Args:
-        resource: that one.
+        resource: resource with its tags.
         who: caller of AWS.
     """
     return resource.owner in (who.owner, who.user_id) or (resource.owner or "").partition(":")[0] == who.owner
@@ -443,7 +443,7 @@ def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[TaggedR
 
     Args:
         edge: makes calls in the run's region.
-        region: of its machines.
+        region: region of its machines.
         account_id: number of the account that must own its bucket.
         things: resources of one run, at least one.
         now_s: seconds since the epoch.

@@ -48,9 +48,9 @@ class Request:
 
     Attributes:
         step: names the call within its sequence.
-        service: of the API, such as ec2.
-        operation: as botocore's clients spell it, such as create_fleet.
-        parameters: as botocore takes them.
+        service: service of the API, such as ec2.
+        operation: operation as botocore's clients spell it, such as create_fleet.
+        parameters: parameters as botocore takes them.
         purpose: why, for the person who reads the list before agreeing.
         makes: kind of what exists afterwards that did not before; None: nothing.
         tolerates: error codes that mean that the wished state holds already; the call then counts as done.
@@ -94,10 +94,10 @@ def read(service: str, operation: str, purpose: str, **parameters: Any) -> Reque
     """Return a request, named by its operation, that changes nothing; call nothing.
 
     Args:
-        service: of the API.
-        operation: as botocore's clients spell it.
+        service: service of the API.
+        operation: operation as botocore's clients spell it.
         purpose: why.
-        parameters: as botocore takes them.
+        parameters: parameters as botocore takes them.
     """
     return Request(step=operation, service=service, operation=operation, parameters=parameters, purpose=purpose)
 
@@ -122,7 +122,7 @@ class Meaning:
         reaction: what to do.
         cause: sentence for people; like ``hint``, it may name what the call was about, see `_words`.
         hint: what a person can do.
-        source: where AWS documents it.
+        source: page where AWS documents it.
     """
 
     codes: tuple[str, ...]
@@ -148,7 +148,7 @@ class ApiRefused(CloudRefused):
     """The error of a call that AWS refused, in words, with whether trying again can help.
 
     Attributes:
-        code: of the API, or the name of botocore's exception.
+        code: code of the API, or the name of botocore's exception.
         reaction: whether trying again can help.
         is_known: whether the table has the code.
         may_be_done: whether the call, or an attempt before the one that was refused, may have been carried out.
@@ -253,7 +253,7 @@ class Entry(Record):
         region: AWS region.
         makes: kind of what the call makes; None: nothing.
         token: idempotency token; None: the call has none.
-        ids: of what the call made or removed, in its last line.
+        ids: identifiers of what the call made or removed, in its last line.
         reason: sentence of a refusal.
     """
 
@@ -277,8 +277,8 @@ class LedgerEdge:
 
     Attributes:
         inner: edge that makes the calls.
-        path: of the ledger; each line is on the disk before the next thing happens.
-        region: that lines name.
+        path: path of the ledger; each line is on the disk before the next thing happens.
+        region: region that lines name.
         clock: returns seconds since the epoch.
     """
 
@@ -363,7 +363,7 @@ class Made:
     """The ids that a run has made and not removed, by its ledger, and how long EC2 may not list them all.
 
     Attributes:
-        ids: of machines, templates and groups.
+        ids: identifiers of machines, templates and groups.
         settles_s: seconds for which EC2 may not list all of these yet; 0: it lists them.
         hanging: whether something may have been made, within the last minute, by a call whose answer nobody has.
     """
@@ -377,7 +377,7 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
     """Return what a run has made and not removed, by the entries of its ledger, as of ``now_s`` (epoch seconds).
 
     Args:
-        entries: of the ledger.
+        entries: entries of the ledger.
         now_s: seconds since the epoch.
     """
     ids = existing_ids(entries)
@@ -412,7 +412,7 @@ def append_durably(path: Path, line: str) -> None:
     """Append a line to a file, and wait until it is on the disk; an unfinished line before it is ended first.
 
     Args:
-        path: of the file, made if it is not there.
+        path: path of the file, made if it is not there.
         line: without its line end.
 
     Raises:
