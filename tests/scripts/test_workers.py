@@ -151,6 +151,13 @@ STEP = """        opt.zero_grad()
         run.backward(model(x).square().mean())
         opt.step()
 """
+CLOSURE = """        def closure():
+            opt.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+        opt.step(closure)
+"""
 LOOP = "with session(model, opt) as run:\n    for number, (x,) in enumerate(run.loader(loader)):\n"
 BARE = "run = session(model, opt)\nif True:\n    for number, (x,) in enumerate(run.loader(loader)):\n"
 
@@ -263,12 +270,15 @@ def test_it_is_named_with_worker_and_line(text: str, code: int, said: str, tmp_p
             id="trains twice, evaluates",
         ),
         pytest.param(LOOP + STEP.replace("mean()", "mean() / (1 - rank)"), True, id="a mean over nothing on one"),
+        pytest.param(
+            "opt = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3)\n" + LOOP + CLOSURE, False, id="a closure"
+        ),
     ],
 )
 def test_a_script_ends_as_it_would_alone(text: str, diverges: bool, tmp_path: Path) -> None:
-    codes, reasons = ran(tmp_path, HEAD + text)
-    assert (codes, reasons) == ([0, 0], [])
+    assert ran(tmp_path, HEAD + text) == ([0, 0], [])
     events = read_events(tmp_path / EVENTS_FILE)
+    assert all(min(event["compute_s"]) > 0 for event in events if event["event"] == "step")
     kinds = [event["event"] for event in events]
     assert kinds[-2:] == ["session_finished", "training_finished"]
     assert kinds.count("loss_diverged") == diverges

@@ -437,7 +437,7 @@ class Flow:
             if is_first:
                 engine.log.resume()  # what the script did since the last batch is no part of a step
             if not any(self._taken):
-                self._periods.begun = self._periods.stopwatch.mark()
+                self._periods.begun, self._periods.computed = self._periods.stopwatch.mark(), None
                 self._gate.waited_s = self._whole.waited_s = 0.0
         # Before the first batch of an epoch workers agree on all of them: that is no reading.
         self._asked_s = None if is_first else time.perf_counter()
