@@ -583,8 +583,13 @@ class Flow:
         self._loss_counts = self._counts(part, loss, weight)
         is_complete = len(sides) == 1 and self._completes(sides[0], part) and not part.is_audit
         only = sides[0].sum if is_complete else None
-        rides = only is not None and sides[0].backwards == 0 and only.is_clear and not whole.groups
-        rides = rides and only is not None and 0 < only.room <= gate.room
+        rides = (
+            only is not None
+            and sides[0].backwards == 0
+            and only.is_clear
+            and not whole.groups
+            and 0 < only.room <= gate.room
+        )
         if whole.groups or (len(sides) == 1 and not rides):
             gate.begin("summed gradients", self._newest, self._loss_counts)
         if whole.groups:
