@@ -143,6 +143,10 @@ def check_script(
         reporter("two workers in equal shares", 1 / 3)
         _record(folder, "equal", script, arguments, {}, workers=workers, patience_s=patience_s)
         equal, equal_facts = recorded(folder, "equal")
+        if failed is not None and equal_facts.way == "session":
+            _alone(folder, before or script, arguments, worker_batch_size=None, spec=spec, patience_s=patience_s)
+            # Its batch is that of one machine: equal shares do not mend a rate that is computed from a worker's part.
+            equal = [] if _other_rate(recorded(folder, "alone")[1].rates, equal_facts.rates) else equal
         if failed is not None:
             raise NeedsEqualShares(failed) if equal else failed
         shared, shared_facts = recorded(folder, "shared")
@@ -157,8 +161,14 @@ def check_script(
         if shared_facts.keeps_equal:
             return ShareCheck(shares=(), equal=(), is_ddp=True)
         reporter("one machine", 2 / 3)
-        each = equal_facts.batch_size if shared_facts.way == "ddp" else None
-        _alone(folder, before or script, arguments, worker_batch_size=each, spec=spec, patience_s=patience_s)
+        _alone(
+            folder,
+            before or script,
+            arguments,
+            worker_batch_size=equal_facts.batch_size if shared_facts.way == "ddp" else None,
+            spec=spec,
+            patience_s=patience_s,
+        )
         alone, alone_facts = recorded(folder, "alone")
         # A DDP script may scale its rate by the number of workers: that of equal shares is right.
         right = equal_facts if shared_facts.way == "ddp" else alone_facts
@@ -251,7 +261,6 @@ def _other_rate(right: Sequence[Sequence[float]], other: Sequence[Sequence[float
 FIRST_PATIENCE_S = 120.0
 """Seconds that each run of a check before a launch may take, as a person waits for it."""
 
-_CHECKED_FOLDER = "checked"
 _UNKNOWN = "How far shares are from one machine is not known"
 
 
@@ -284,7 +293,7 @@ def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | 
     try:
         files = [(file.name, file.text) for file in read_script(script)]
         digest = hashlib.sha256(json.dumps([files, list(arguments)]).encode()).hexdigest()
-        path = inside(home() / _CHECKED_FOLDER, f"{digest}.json")
+        path = inside(home() / "checked", f"{digest}.json")
         with suppress(FileNotFoundError, ValueError):  # a record that cannot be read is made again
             return FirstCheck.model_validate_json(path.read_text(encoding="utf-8")), False
         try:

@@ -1,4 +1,4 @@
-"""Runs a script as several workers, in shares or not, and keeps the parameters of its optimizer steps.
+"""Runs a script as several workers, in shares or not, and keeps the parameters and learning rates of its steps.
 
 ``python -m tests.integrations.worker FOLDER plain|shares SCRIPT ARGUMENTS``, with torchrun's variables but for ranks:
 the workers are forks of one process that has imported what the script imports. Shares are 2:1 or those of the variable
@@ -69,7 +69,8 @@ def main() -> None:
     def stepped(optimizer: Any, args: Any, options: Any) -> None:
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         whole = (one.full_tensor() if isinstance(one, DTensor) else one for one in parameters)
-        steps.append(torch.cat([one.detach().flatten() for one in whole]))
+        rates = torch.tensor([group["lr"] for group in optimizer.param_groups])
+        steps.append(torch.cat([*(one.detach().flatten() for one in whole), rates]))
 
     register_optimizer_step_post_hook(stepped)
     sys.argv = sys.argv[3:]

@@ -155,37 +155,6 @@ for x, y in loader:
 """Hidden states are of the rows of the batch before, however large that was."""
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        DDP.replace("LOSS", "(out[:, 0] - torch.arange(16)).square().mean()"),
-        DDP[: DDP.index("for x, y")] + REMEMBERED,
-    ],
-    ids=["labels of its own", "hidden states"],
-)
-def test_a_script_that_runs_in_equal_shares_alone_is_known(
-    text: str, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
-    script.write_text(text)
-    checked, _ = first_check(script, ())
-    assert checked.needs_equal_shares
-    assert first_check(script, ()) == (checked, False)
-
-
-def test_a_script_for_one_process_is_sent_to_convert(script: Path, hetopt: Callable[..., Any]) -> None:
-    script.write_text(
-        HEAD
-        + "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        + "for x, y in DataLoader(data, 16):\n    model(x).square().mean().backward()\n    opt.step()\n"
-    )
-    answer = hetopt("check", "--", script)
-    assert answer.code == 2
-    assert "uses neither DistributedDataParallel nor a session" in " ".join(answer.err.split())
-
-
-# What is said of a script that failed is what it failed with, and the line of it.
-
 SCRIPT = """
 import os
 import torch
@@ -203,6 +172,39 @@ with session(model, opt) as run:
         opt.step()
         opt.zero_grad()
 """
+
+
+@pytest.mark.parametrize(
+    ("text", "needs"),
+    [
+        (DDP.replace("LOSS", "(out[:, 0] - torch.arange(16)).square().mean()"), True),
+        (DDP[: DDP.index("for x, y")] + REMEMBERED, True),
+        (SCRIPT.replace('raise LookupError("only where there are two")', "opt.param_groups[0]['lr'] /= len(x)"), False),
+    ],
+    ids=["labels of its own", "hidden states", "a rate by the samples of a part"],
+)
+def test_a_script_that_runs_as_it_should_in_equal_shares_alone_is_known(
+    text: str, needs: bool, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    script.write_text(text)
+    checked, _ = first_check(script, ())
+    assert checked.needs_equal_shares == needs
+    assert first_check(script, ()) == (checked, False)
+
+
+def test_a_script_for_one_process_is_sent_to_convert(script: Path, hetopt: Callable[..., Any]) -> None:
+    script.write_text(
+        HEAD
+        + "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        + "for x, y in DataLoader(data, 16):\n    model(x).square().mean().backward()\n    opt.step()\n"
+    )
+    answer = hetopt("check", "--", script)
+    assert answer.code == 2
+    assert "uses neither DistributedDataParallel nor a session" in " ".join(answer.err.split())
+
+
+# What is said of a script that failed is what it failed with, and the line of it.
 
 
 def test_a_failure_on_two_workers_is_told_by_what_was_raised(script: Path) -> None:

@@ -151,19 +151,35 @@ STEP = """        opt.zero_grad()
         run.backward(model(x).square().mean())
         opt.step()
 """
+CLOSURE = """        def closure():
+            opt.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+        opt.step(closure)
+"""
 LOOP = "with session(model, opt) as run:\n    for number, (x,) in enumerate(run.loader(loader)):\n"
 BARE = "run = session(model, opt)\nif True:\n    for number, (x,) in enumerate(run.loader(loader)):\n"
 
 
-def ran(folder: Path, text: str) -> tuple[list[int | None], list[str]]:
+def ran(folder: Path, text: str, batches: int = 1) -> tuple[list[int | None], list[str]]:
     """Exit codes of two workers of a script, and why it failed, as the log has it.
 
     As torchrun does, a worker that fails ends the other, a second later.
     """
     script = folder / "train.py"
     script.write_text(text)
-    workers = tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=4, threads=1) for n in range(2))
-    write_spec(folder, RunSpec(task="train.py", script=(str(script),), workers=workers, stop=StopRule(max_steps=12)))
+    workers = tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=4 * batches, threads=1) for n in range(2))
+    write_spec(
+        folder,
+        RunSpec(
+            task="train.py",
+            script=(str(script),),
+            workers=workers,
+            batches_per_step=batches,
+            stop=StopRule(max_steps=12),
+        ),
+    )
     address, port = own_port()
     group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
     processes = []
@@ -253,24 +269,37 @@ def test_it_is_named_with_worker_and_line(text: str, code: int, said: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("text", "diverges"),
+    ("text", "batches", "diverges"),
     [
-        pytest.param(BARE + STEP, False, id="without a with"),
+        pytest.param(BARE + STEP, 1, False, id="without a with"),
         pytest.param(
             2 * (LOOP.replace("run.loader", "kept := run.loader") + STEP)
             + "assert sum(len(x) for (x,) in kept) == 96\n",
+            1,
             False,
             id="trains twice, evaluates",
         ),
-        pytest.param(LOOP + STEP.replace("mean()", "mean() / (1 - rank)"), True, id="a mean over nothing on one"),
+        pytest.param(
+            LOOP + STEP.replace("opt.z", "if number % 3 == 0: opt.z").replace("opt.s", "if number % 3 == 2: opt.s"),
+            3,
+            False,
+            id="accumulates as in its profile",
+        ),
+        pytest.param(LOOP + STEP.replace("mean()", "mean() / (1 - rank)"), 1, True, id="a mean over nothing on one"),
+        pytest.param(
+            "opt = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3)\n" + LOOP + CLOSURE,
+            1,
+            False,
+            id="a closure",
+        ),
     ],
 )
-def test_a_script_ends_as_it_would_alone(text: str, diverges: bool, tmp_path: Path) -> None:
-    codes, reasons = ran(tmp_path, HEAD + text)
-    assert (codes, reasons) == ([0, 0], [])
+def test_a_script_ends_as_it_would_alone(text: str, batches: int, diverges: bool, tmp_path: Path) -> None:
+    assert ran(tmp_path, HEAD + text, batches) == ([0, 0], [])
     events = read_events(tmp_path / EVENTS_FILE)
+    assert all(min(event["compute_s"]) > 0 for event in events if event["event"] == "step")
     kinds = [event["event"] for event in events]
     assert kinds[-2:] == ["session_finished", "training_finished"]
     assert kinds.count("loss_diverged") == diverges
-    assert events[-1]["step"] == 12
+    assert events[-1]["step"] == 12 / batches
     assert (tmp_path / "model.safetensors").is_file()

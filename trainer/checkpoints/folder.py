@@ -419,7 +419,13 @@ class CheckpointFolder:
         partial.rename(final)
         _wait_for_disk(self._folder)
         write_atomically(self._folder / LATEST_FILE, final.name + "\n")
-        self._delete_old(manifest.step)
+        # The one before the newest is kept in case the newest turns out damaged.
+        old = [self.path(step) for step in self._steps()[:-_KEPT]]
+        given_up = [
+            self.partial(step) for step in _steps_of(self._folder.glob(f"step-*{_PARTIAL}")) if step <= manifest.step
+        ]
+        for path in (*old, *given_up):
+            shutil.rmtree(path, ignore_errors=True)
 
     def _delete_oldest(self, *, keeps: int) -> bool:
         """Delete the oldest published checkpoint if there are more than ``keeps``; return whether that was done."""
@@ -516,18 +522,6 @@ class CheckpointFolder:
             return kind(**unpack(content))
         except (OSError, KeyError, ValueError, TypeError):
             raise BadInput(f"{path} is damaged.", hint=_start_over(self._folder)) from None
-
-    def _delete_old(self, published: int) -> None:
-        """Delete published checkpoints but the newest two, and unpublished ones of step ``published`` or earlier.
-
-        The one before the newest is kept in case the newest turns out damaged.
-        """
-        old = [self.path(step) for step in self._steps()[:-_KEPT]]
-        given_up = [
-            self.partial(step) for step in _steps_of(self._folder.glob(f"step-*{_PARTIAL}")) if step <= published
-        ]
-        for path in (*old, *given_up):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _steps_of(folders: Iterable[Path]) -> list[int]:

@@ -632,6 +632,15 @@ class DdpRun:
         """True where a loader that the script trains on gives shares of its batches instead of whole ones."""
         return bool(self._read)
 
+    @property
+    def num_processes(self) -> int:
+        """The batches of the script's own size in the newest step, such that over all steps their number is right.
+
+        A scheduler of Accelerate steps so often: under plain torchrun each process has a batch of that size.
+        """
+        each = self.batch_of(self._base) / self._base
+        return int(self.steps * each) - int((self.steps - 1) * each)
+
     def _passes(self) -> float:
         """Return the passes over the data of the loader that was trained on most."""
         passes = 0.0
@@ -765,6 +774,12 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
                 _extend(undo, trainer, "compute_loss", partial(_weighing, runs))
             for run in runs:
                 run.can_audit = False
+        if "accelerate.scheduler" in sys.modules:
+            _extend(undo, sys.modules["accelerate.scheduler"], "AcceleratorState", counted)
+
+    def counted(state: Any) -> Any:
+        """Return what tells schedulers of Accelerate how often to step: the run if it cuts batches, else the state."""
+        return runs[0] if runs and runs[0].shares_batches else state()
 
     def attached(init: Any, self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         """Make a DDP module; attach it to the run, which the first one begins, if all workers, of several, share it."""

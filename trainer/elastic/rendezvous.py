@@ -196,7 +196,13 @@ def meet_again(
         Abandoned: somebody has asked the run to stop, or another process is this worker.
     """
     if me.joined == NO_GENERATION:
-        _check_version(store, me)
+        closed = store.text(f"{store.text('closed')}/closed")
+        there = parse_from_peer(Generation, closed, "another worker").members[0].hetopt if closed else me.hetopt
+        if there != me.hetopt:
+            raise BadInput(
+                f"worker {me.place} has hetopt {me.hetopt}, and the workers that train have {there}.",
+                hint=f"install hetopt {there} on its machine; the others go on without it",
+            )
     begun_s, number, taken = clock(), me.joined, 0
     while True:
         number = max(wanted(store), number + 1)
@@ -234,17 +240,6 @@ def meet_again(
                     hint="launch the run again: it resumes from its last checkpoint",
                 )
             yield LOOK_S
-
-
-def _check_version(store: RendezvousStore, me: Member) -> None:
-    """Raise BadInput if the workers that train have another version of hetopt; where none trains, do nothing."""
-    closed = store.text(f"{store.text('closed')}/closed")
-    there = parse_from_peer(Generation, closed, "another worker").members[0].hetopt if closed else me.hetopt
-    if there != me.hetopt:
-        raise BadInput(
-            f"worker {me.place} has hetopt {me.hetopt}, and the workers that train have {there}.",
-            hint=f"install hetopt {there} on its machine; the others go on without it",
-        )
 
 
 def _all_here(

@@ -159,9 +159,8 @@ def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path,
     reason = died_of(exit_codes, spec)
     if reason is None and node is None:
         reason = last_log_line(run_dir) or "the workers ended without saying why"
-    if reason is None:
-        return  # they lost a peer: its own host knows why, and whoever conducts the hosts looks last
-    tell_failure(path, reason)
+    if reason is not None:  # else they lost a peer: its own host knows why, and whoever conducts the hosts looks last
+        tell_failure(path, reason)
 
 
 def main(argv: list[str]) -> int:

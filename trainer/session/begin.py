@@ -65,7 +65,8 @@ def session(
         compression: of the gradient, as `parse_compression` reads it (``"topk:0.01"``, ``"powersgd,rank=2"``), or the
             record; ``"identity"``: none; ``"auto"``: the option predicted to be done first, decided while it trains.
             A compression that keeps the momentum (``dgc``) takes over the optimizer's, which becomes 0 there.
-        accumulate: backward passes of a step.
+        accumulate: backward passes of a step; 1: as many as batches had a step when the script was profiled, of which
+            the plan knows.
         steps: that the script will do, by which near the end ``auto`` holds nothing back; None: not known.
         scaler: the GradScaler of the script, where gradients are compressed; None: the script has none, or sends dense
             gradients.
@@ -114,7 +115,9 @@ def session(
         policy=policy,
         sync=sync,
         spec=spec or os.environ.get(SPEC_VARIABLE) or None,
-    ).model_copy(update={"batches_per_step": accumulate})
+    )
+    accumulate = accumulate if accumulate > 1 else run_spec.batches_per_step
+    run_spec = run_spec.model_copy(update={"batches_per_step": accumulate})
     check_for_script(run_spec)
     if len(given) == 1:  # momentum that the workers keep is taken over
         compression = take_momentum(run_spec.compression, given[0])
@@ -217,6 +220,11 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
     store = PrefixStore(f"session/{REGISTRY.begun}", REGISTRY.store)
     # A device by a name that no other of its machine has, whatever index each process knows it by.
     cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
-    device = "cpu" if cuda is None else f"cuda:{torch.cuda.get_device_properties(cuda).uuid}"
-    join_group(store, rank, world_size, device, timeout_s)
+    join_group(
+        store,
+        rank,
+        world_size,
+        device="cpu" if cuda is None else f"cuda:{torch.cuda.get_device_properties(cuda).uuid}",
+        timeout_s=timeout_s,
+    )
     return store, lambda: dist.destroy_process_group() if dist.is_initialized() else None

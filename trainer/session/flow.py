@@ -437,7 +437,7 @@ class Flow:
             if is_first:
                 engine.log.resume()  # what the script did since the last batch is no part of a step
             if not any(self._taken):
-                self._periods.begun = self._periods.stopwatch.mark()
+                self._periods.begun, self._periods.computed = self._periods.stopwatch.mark(), None
                 self._gate.waited_s = self._whole.waited_s = 0.0
         # Before the first batch of an epoch workers agree on all of them: that is no reading.
         self._asked_s = None if is_first else time.perf_counter()
@@ -583,8 +583,13 @@ class Flow:
         self._loss_counts = self._counts(part, loss, weight)
         is_complete = len(sides) == 1 and self._completes(sides[0], part) and not part.is_audit
         only = sides[0].sum if is_complete else None
-        rides = only is not None and sides[0].backwards == 0 and only.is_clear and not whole.groups
-        rides = rides and only is not None and 0 < only.room <= gate.room
+        rides = (
+            only is not None
+            and sides[0].backwards == 0
+            and only.is_clear
+            and not whole.groups
+            and 0 < only.room <= gate.room
+        )
         if whole.groups or (len(sides) == 1 and not rides):
             gate.begin("summed gradients", self._newest, self._loss_counts)
         if whole.groups:

@@ -209,23 +209,18 @@ class StepTimes(Record):
         timing = self.timings.get(option.key)
         if timing is not None:
             return timing.step_s
-        longer = self._mean_longer(option.collective)
+        # The geometric mean of measured over predicted exchange time of the collective's options. An untried collective
+        # has that of all options, drawn towards 1; without any measurement, 1.
+        known = [(timing.collective, math.log(timing.longer)) for timing in self.timings.values() if timing.longer]
+        matching = [log for name, log in known if name == option.collective]
+        logs = matching or [log for _, log in known]
+        longer = math.exp(sum(logs) / (len(logs) + (not matching))) if logs else 1.0
         return option.step_s(
             compute_s=self.compute_s,
             backward_s=BACKWARD * self.compute_s,
             compress_s=longer * option.compress_s,
             exchange_s=longer * network.exchange_s(option),
         )
-
-    def _mean_longer(self, collective: str) -> float:
-        """Return the geometric mean of measured over predicted exchange time of a collective's options.
-
-        An untried collective has that of all options, drawn towards 1; without any measurement, 1.
-        """
-        known = [(timing.collective, math.log(timing.longer)) for timing in self.timings.values() if timing.longer]
-        matching = [log for name, log in known if name == collective]
-        logs = matching or [log for _, log in known]
-        return math.exp(sum(logs) / (len(logs) + (not matching))) if logs else 1.0
 
 
 def _longer(option: Option, exchange_s: float, step_s: float, compute_s: float) -> float | None:
