@@ -156,11 +156,11 @@ def study(given: Path | str | optuna.Study, name: str) -> Path | optuna.Study:
     return file
 
 
-def quotas(given: Sequence[str], name: str) -> tuple[str, ...]:
+def quotas(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
     """Return vCPU quotas such as ``g=8`` as they were written, once they are known to parse.
 
     Args:
-        given: the option's texts, ``FAMILY=VCPUS``.
+        given: the option's texts, ``FAMILY=VCPUS``, or one of them.
         name: of the option; not used.
 
     Raises:
@@ -168,11 +168,12 @@ def quotas(given: Sequence[str], name: str) -> tuple[str, ...]:
     """
     from hetopt.optimizer.market.quota import read_quotas
 
-    read_quotas(tuple(given))
-    return tuple(given)
+    texts = (given,) if isinstance(given, str) else tuple(given)
+    read_quotas(texts)
+    return texts
 
 
-def prices(given: Mapping[str, float | str] | Sequence[str], name: str) -> dict[str, float]:
+def prices(given: Mapping[str, float | str] | Sequence[str] | str, name: str) -> dict[str, float]:
     """Return USD an hour by instance type, from a mapping or from texts ``TYPE=USD``.
 
     Args:

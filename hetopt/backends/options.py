@@ -10,7 +10,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.core.option import Option, Options, duration_s, options, positive, within, zone
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
 
 
 def pairs(
-    given: Mapping[str, Sequence[str] | str] | Sequence[str], name: str, form: str, example: str
+    given: Mapping[str, Sequence[str] | str] | Sequence[str] | str, name: str, form: str, example: str
 ) -> dict[str, tuple[str, ...]]:
-    """Return an option's values by key, from a mapping or from texts ``KEY=VALUE[,VALUE]``.
+    """Return an option's values by key, from a mapping or from one or more texts ``KEY=VALUE[,VALUE]``.
 
     Args:
         given: the option's value.
@@ -71,10 +71,10 @@ def pairs(
     if isinstance(given, Mapping):
         return {key: ids(values, name) for key, values in given.items()}
     pairs: dict[str, tuple[str, ...]] = {}
-    for text in given:
+    for text in [given] if isinstance(given, str) else given:
         written = arguments(text, f"`{name}`")
         if len(written.pairs) != 1:
-            raise BadInput(f"`{name}` must be {form}, got {text!r}.", hint=f"for example `{name}={example}`")
+            raise BadInput(f"`{name}` must be {form}, got {text!r}.", hint=f"for example {setting(name, example)}")
         [(key, first)] = written.pairs.items()
         pairs[key] = (first, *written.values)
     return pairs

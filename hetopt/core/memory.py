@@ -19,7 +19,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from statistics import linear_regression
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -192,11 +192,7 @@ class TrainingMemory(Record):
             limit_bytes: memory of the worker.
             exchange: memory of the gradient exchange; by default none.
         """
-        peak = partial(self.peak_bytes, exchange=exchange)
-        beyond = next((size for power in range(MOST_DOUBLINGS) if peak(size := 2**power) > limit_bytes), None)
-        if beyond is None:
-            return None
-        return bisect_right(range(beyond), limit_bytes, lo=max(1, beyond // 2), key=peak) - 1
+        return _largest_micro_batch(self, limit_bytes, exchange)
 
     def _along(self, column: str, samples: int) -> float:
         """Return the bytes that a field of `StepMemory` has at a micro-batch of ``samples``, never falling with them.
@@ -218,6 +214,15 @@ class TrainingMemory(Record):
 
 MOST_DOUBLINGS = 41
 """Doublings of one sample beyond which no micro-batch is tried."""
+
+
+@lru_cache(maxsize=1024)  # machines of many types have the same GPUs
+def _largest_micro_batch(memory: TrainingMemory, limit_bytes: float, exchange: ExchangeMemory) -> int | None:
+    peak = partial(memory.peak_bytes, exchange=exchange)
+    beyond = next((size for power in range(MOST_DOUBLINGS) if peak(size := 2**power) > limit_bytes), None)
+    if beyond is None:
+        return None
+    return bisect_right(range(beyond), limit_bytes, lo=max(1, beyond // 2), key=peak) - 1
 
 
 def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:

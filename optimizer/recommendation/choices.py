@@ -368,6 +368,9 @@ def reasons(chosen: Candidate, job: Job) -> Iterator[str]:
         yield f"{begin} takes {duration(prediction.startup_s)}, longer than the training itself."
     elif workers > 1 and lost > MUCH:
         yield f"Workers spend {share(lost)} of each step on communication: more of them would gain little."
+    late, slow = (figure.high / figure.value for figure in (prediction.total_s, prediction.training_s))
+    if prediction.unavailable_s and late > slow ** math.sqrt(2):  # more than half of the log's variance
+        yield "Spot machines may be out of stock for hours: most of the doubt about the time is waiting for them."
     reach = prediction.step_time_s.high / prediction.step_time_s.value
     if any(group.evidence == "counted" for group in chosen.groups):
         yield f"FLOPs were counted, nothing was measured: its step time may be {reach:.1f}x longer or shorter."

@@ -51,14 +51,6 @@ class Scheme:
     shard: Sharding = "none"
     recomputes: bool = False
 
-    @property
-    def gatherings(self) -> int:
-        """Weights that are gathered for a micro-batch before forward and backward, and gradients that are scattered.
-
-        (Zhao et al. 2023, "PyTorch FSDP", section 3.2.)
-        """
-        return {"none": 0, "grads": 2, "full": 3, "auto": 3}[self.shard]
-
     def held(self, memory: TrainingMemory, blocks: Blocks) -> TrainingMemory:
         """Return the bytes that one device holds under this scheme, from those of a whole replica (``memory``)."""
         if self == REPLICATED:

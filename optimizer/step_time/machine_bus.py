@@ -51,10 +51,18 @@ def inside_machine(instance: InstanceType, workers: int, power: float) -> LinkMo
 def gathering_s(instance: InstanceType, scheme: Scheme, weight_bytes: float) -> float:
     """Return the seconds to gather sharded weights and scatter gradients among a machine's GPUs, for a micro-batch.
 
+    Weights are gathered before forward and, unless they stay until then, before backward; gradients are scattered once
+    (Zhao et al. 2023, "PyTorch FSDP", section 3.2).
+
     Args:
         instance: the machine.
         scheme: by which they share the replica.
         weight_bytes: of the replica, as it is multiplied with.
     """
     link = inside_machine(instance, scheme.shards, 1.0)
-    return scheme.gatherings * weight_bytes * (1 - 1 / scheme.shards) / link.bytes_per_s
+    return (
+        {"none": 0, "grads": 2, "full": 3, "auto": 3}[scheme.shard]
+        * weight_bytes
+        * (1 - 1 / scheme.shards)
+        / link.bytes_per_s
+    )

@@ -165,7 +165,7 @@ def test_the_name_of_a_gpu_is_no_type_and_says_which_have_it() -> None:
 def test_a_price_of_ones_own_takes_the_place_of_the_list_price() -> None:
     job = {"params": "1B", "samples": "500k", "gpus": "A100", "types": ("p4d.24xlarge",), "market": "on-demand"}
     usual = hetopt.estimate(**job).plan
-    own = hetopt.estimate(**job, prices=("p4d.24xlarge=9.5",)).plan
+    own = hetopt.estimate(**job, prices="p4d.24xlarge=9.5", quotas="p=96").plan
     group = own.chosen.groups[0]
     assert (group.price_usd_per_hour, group.price_source) == (9.5, "your own")
     assert own.chosen.prediction.cost_usd.value < 0.6 * usual.chosen.prediction.cost_usd.value

@@ -180,7 +180,7 @@ def test_a_profile_that_ships_is_planned_by_its_name(hetopt: Callable[..., Answe
     assert (named.code, named.out) == (0, hetopt("recommend", PROFILE, *asked).out)
 
 
-# Twelve questions that people ask, as `hetopt recommend` answers them: each on one screen of 80 columns.
+# Questions that people ask, as `hetopt recommend` answers them: each on one screen of 80 columns.
 
 MOST_LINES, COLUMNS = 23, 80
 """A terminal of 24 lines, less the one that is typed."""
@@ -191,6 +191,7 @@ QUESTIONS: dict[str, tuple[str | Profile, str, int]] = {
     "cpu-only": ("resnet20-cifar10", "--epochs 2000 --deadline 1h --gpus none", 0),
     "arm": ("lstm-small", "--epochs 400 --deadline 2h --arch arm64", 0),
     "gpu": (BERT, "--epochs 3 --budget 20", 0),
+    "out-of-stock": (BERT, "--epochs 3 --budget 4 --objective cheapest", 0),
     "on-demand": (BERT, "--epochs 3 --deadline 2h --market on-demand", 0),
     "new-account": (BERT, "--epochs 3 --budget 20 --quota default", 3),
     "days": (GPT2, "--epochs 10 --budget 300 --deadline 3d --quota p=0 --quota g=64", 0),

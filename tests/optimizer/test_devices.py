@@ -140,7 +140,7 @@ def test_free_choice_is_the_best_of_the_pinned_ones(bf16: float, fp16: float, we
     free, _, safe = score(options)
     pinned = [score(replace(options, precision=one)) for one in profile.precisions]
     assert safe == any(one_safe for *_, one_safe in pinned)
-    assert free <= 1.021 * min(one for one, _, one_safe in pinned if one_safe == safe)  # within 2 % is equal
+    assert free <= 1.003 * min(one for one, _, one_safe in pinned if one_safe == safe)  # mixes are searched to 0.2 %
 
 
 def test_a_cpu_speaks_for_its_like_alone() -> None:
