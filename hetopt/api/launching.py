@@ -67,8 +67,11 @@ def launch(
     changes, reporter = Changes(**options), reporter or Reporter()
     place = options_at(on, {}) if isinstance(on, str) else on
     where = backend(place.PLACE, reporter)
-    prepared = replace(prepare(plan, where, place, changes), detached=detach)
-    return submit(prepared, where, begun=lambda name: reporter.note(f"run {name}"))
+    return submit(
+        replace(prepare(plan, where, place, changes), detached=detach),
+        where,
+        begun=lambda name: reporter.note(f"run {name}"),
+    )
 
 
 def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: Changes = AS_PLANNED) -> Prepared:

@@ -161,16 +161,15 @@ def quotas(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
 
     Args:
         given: the option's texts, ``FAMILY=VCPUS``, or one of them.
-        name: of the option; not used.
+        name: name of the option; not used.
 
     Raises:
         BadInput: a text names no family of machines, or has no number of vCPUs.
     """
     from hetopt.optimizer.market.quota import read_quotas
 
-    texts = (given,) if isinstance(given, str) else tuple(given)
-    read_quotas(texts)
-    return texts
+    read_quotas(ids(given, name))
+    return ids(given, name)
 
 
 def prices(given: Mapping[str, float | str] | Sequence[str] | str, name: str) -> dict[str, float]:

@@ -17,7 +17,7 @@ from hetopt.cli.show import refuse_a_risk, show_plan
 @with_options(Search)
 def recommend(
     profile: Annotated[
-        Path, typer.Argument(help="Profile made by `hetopt profile`, or one that ships: bert-base, resnet20-cifar10.")
+        Path, typer.Argument(help="Profile made by `hetopt profile`, or one that ships: bert-base.")
     ],
     report: Annotated[
         Path | None,
