@@ -16,9 +16,7 @@ from hetopt.cli.show import refuse_a_risk, show_plan
 
 @with_options(Search)
 def recommend(
-    profile: Annotated[
-        Path, typer.Argument(help="Profile made by `hetopt profile`, or one that ships: bert-base.")
-    ],
+    profile: Annotated[Path, typer.Argument(help="Profile made by `hetopt profile`, or one that ships: bert-base.")],
     report: Annotated[
         Path | None,
         typer.Option(
