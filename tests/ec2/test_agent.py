@@ -24,7 +24,7 @@ from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
 from hetopt.backends.host.agent import PLACE_WITHIN_S, Agent, Checkpoints, Uploads
 from hetopt.backends.host.protocol import OUTCOME_OBJECT, Latest, Lease, is_over, placement_of, spec_digest
 from hetopt.core.errors import RunFailed
-from hetopt.core.events.log import parse_events
+from hetopt.core.events.log import EVENTS_FILE, parse_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge, Patience
 from tests.ec2.followed import latest
@@ -432,6 +432,15 @@ def checkpoint_of(run_dir: Path, step: int) -> None:
         (folder / name).write_bytes(b"ones")
     (folder / "manifest.json").write_text("{}")
     (run_dir / "checkpoint" / "LATEST").write_text(f"step-{step}\n")
+
+
+def test_the_end_of_a_run_is_told_after_all_that_it_leaves(objects: S3Objects, tmp_path: Path) -> None:
+    """The first host may be lost within its last uploads: a run without its model has not ended."""
+    (tmp_path / EVENTS_FILE).write_text('{"event": "run_started"}\n{"event": "training_finished"}\n')
+    uploads = Uploads(objects=objects, models=objects, run_dir=tmp_path, leads=True)
+    assert [uploads.events(ended=False), uploads.events(ended=False)] == [True, False]
+    assert events_of(objects) == ["run_started"]
+    assert (uploads.events(ended=True), events_of(objects)) == (True, ["run_started", "training_finished"])
 
 
 def test_who_was_left_behind_names_nothing_over_those_who_go_on(objects: S3Objects, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, SEEN_FILE, ClusterState, Order
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, BotoEdge, Edge, Request, read_ledger
 from hetopt.backends.host.agent import Checkpoints, Uploads
-from hetopt.backends.host.protocol import Latest, Lease, Placements, is_over, placement_of
+from hetopt.backends.host.protocol import Placements, placement_of
 from hetopt.core import run_folder
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.run_status import RunState
@@ -436,7 +436,6 @@ PLACEMENT = {
     "hosts": {"i-1": {"host": "a-0", "address": "10.0.0.1"}},
     "spec": SPEC,
 }
-LEASE = {"end_s": 1.0, "stop_training_s": 1.0}
 WRONG = [None, True, -1, 1e400, 10**400, "", "x", "\ud800", "a\nb", "../../x", [], {}, [[]], {"a": {}}, "9" * 5000]
 
 
@@ -464,18 +463,6 @@ def test_a_placement_is_one_or_none(data: bytes) -> None:
     assert found is None or (found.node.host and isinstance(found.node.address, str))
     together = Placements.of_json(data)
     assert together is None or together.hosts
-
-
-@given(damaged(LEASE) | st.binary())
-def test_a_lease_is_finite_or_none(data: bytes) -> None:
-    lease = Lease.of_json(data)
-    assert lease is None or abs(lease.end_s) + abs(lease.stop_training_s) < float("inf")
-
-
-@given(damaged({"generation": 1}) | st.binary())
-def test_an_outcome_and_a_checkpoint_are_told_or_not(data: bytes) -> None:
-    assert is_over(data, 0) in (True, False)
-    assert Latest.of_json(data) is None or Latest.of_json(data)
 
 
 def test_a_ledger_passes_over_what_it_did_not_write(tmp_path: Any) -> None:

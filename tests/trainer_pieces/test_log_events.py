@@ -118,7 +118,8 @@ def test_sentences_hold_no_control_characters(tmp_path: Path) -> None:
     assert len(event.reason) == 2000
 
 
-def test_a_line_that_never_ends_is_not_kept(tmp_path: Path) -> None:
+def test_a_line_that_never_ends_is_not_kept_and_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Its writer died within it, or found the disk full; who writes next ends it first."""
     path = tmp_path / "events.jsonl"
     with path.open("wb") as stream:
         stream.write(GOOD)
@@ -126,8 +127,8 @@ def test_a_line_that_never_ends_is_not_kept(tmp_path: Path) -> None:
             stream.write(b"x" * (MOST_LINE_BYTES // 2))
     log = EventReader(path=path)
     assert len(log.read()) == 1
-    with path.open("ab") as stream:
-        stream.write(b"\n" + GOOD)
+    with closing(EventLog(path)) as later:
+        later.write("run_failed", reason="the disk is full")
     assert (len(log.read()), log.unread.lines) == (1, 1)
     assert log.unread.first == "line 2: longer than 8 MiB"
 

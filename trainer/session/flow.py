@@ -502,7 +502,7 @@ class Flow:
                 # Steps over incomplete batches, over shares of before, and audits are not judged.
                 stops = periods.after(
                     taken,
-                    loss_sum=self._loss_sum,
+                    loss_sum=self._loss_sum * sum(taken),
                     stats=summed(self._stats),
                     hidden=self._sharded is not None or (first is not None and first.was_hidden),
                     waited_s=self._waited_s,
@@ -796,12 +796,12 @@ class Flow:
         return self._part
 
     def _note_loss(self, loss: Tensor, weight: float) -> None:
-        """Add a loss, weighted by its batch's samples, to the step's sum."""
+        """Add a loss, weighted by this worker's part of it, to the step's, whose gradient is stepped by."""
         self._is_within = True
         part, weight = self._part, self._loss_weight(weight)
         if weight and part is not None:
             scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-            self._loss_sum.add_(loss.detach(), alpha=weight * part.batch / scale)
+            self._loss_sum.add_(loss.detach(), alpha=weight / scale)
 
     def _loss_weight(self, weight: float) -> float:
         """Return the weight of this worker's loss in the batch's: in an audit 1 for the leader and 0 for others."""

@@ -277,7 +277,7 @@ class Agent:
                 elif placement is not None:
                     self._heed(placement, uploads)
             if "heartbeat" in news:
-                if uploads.events():
+                if uploads.events(ended=False):
                     grew_s = now_s
                 uploads.logs()
                 uploads.send(ended=False)
@@ -345,15 +345,17 @@ class Agent:
         return self.clock() >= self._end_s
 
     def _last_uploads(self, uploads: Uploads) -> None:
-        """Send all that was written, within a time: the others' parts of the last checkpoint may take a little."""
+        """Send all that was written, within a time: the others' parts of the last checkpoint may take a little.
+
+        The event that ends the training goes last: whoever reads it takes the model and the checkpoint for sent.
+        """
         # Where all go on from is said already when a new placement is there.
         deadline_s = self.clock() + (0.0 if self._superseded else self.last_uploads_s)
         self._superseded = False
-        uploads.model()
-        while not uploads.send(ended=True) and self.clock() < deadline_s:
+        while not (uploads.model() and uploads.send(ended=True)) and self.clock() < deadline_s:
             self.sleep(self.turn_s)
         uploads.logs()
-        uploads.events()
+        uploads.events(ended=True)
 
     def _say(self, what: str, **more: Any) -> None:
         """Report what this machine does, when that is news or the last report is old."""
@@ -369,6 +371,8 @@ _PARTS = re.compile(r"(state|rank-[0-9]{1,6})\.(safetensors|pt)|manifest\.json")
 """The files of a checkpoint; those of hetopt 0.1 are torch's (`.pt`). While one is written it has another name."""
 _NAMED = re.compile(rb'"((?:state|rank-[0-9]{1,6})\.safetensors)"')
 """The same in a manifest."""
+_END = b'{"event": "training_finished"'
+"""How the line begins that ends a run's training in its log."""
 
 
 @dataclass(kw_only=True)
@@ -566,10 +570,14 @@ class Uploads(Checkpoints):
             (self.run_dir / EVENTS_FILE).write_bytes(text)
             self._events_sent = len(text)
 
-    def events(self) -> bool:
+    def events(self, *, ended: bool) -> bool:
         """Upload new whole lines of the event log, on the first host only; return whether any arrived.
 
         An object is named by the byte at which its lines begin.
+
+        Args:
+            ended: whether all else was sent. Before, the event that ends the training is held back: a run whose first
+                host were lost then would count as finished, without its model.
         """
         path = self.run_dir / EVENTS_FILE
         if not self.leads or not path.exists():
@@ -578,6 +586,8 @@ class Uploads(Checkpoints):
             stream.seek(self._events_sent)
             data = stream.read()
         data = data[: data.rfind(b"\n") + 1]
+        if not ended:
+            data = data.partition(_END)[0]
         if not data or not self.objects.put(f"events/{self._events_sent:015d}.jsonl", data):
             return False
         self._events_sent += len(data)
@@ -612,10 +622,14 @@ class Uploads(Checkpoints):
         ]
         return [*written.left_out, *([f"{len(lost)} outputs could not be sent, {lost[0]!r} first."] if lost else [])]
 
-    def model(self) -> None:
-        """Upload each model file in the run's folder, trained to the end or not; report no failure."""
-        for path in sorted(self.run_dir.glob(MODEL_NAMES)):
-            self.models.send(path.name, path)
+    def model(self) -> bool:
+        """Upload each model file in the run's folder, trained to the end or not; return whether all have arrived.
+
+        What has arrived is not sent again.
+        """
+        left = [path for path in sorted(self.run_dir.glob(MODEL_NAMES)) if path.name not in self._sent]
+        self._sent |= {path.name for path in left if self.models.send(path.name, path)}
+        return self._sent.issuperset(path.name for path in left)
 
 
 def _step(checkpoint: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -53,8 +54,16 @@ def _written(path: Path | None) -> Iterator[None]:
         ) from error
 
 
+def is_torn(descriptor: int) -> bool:
+    """Return whether the last line of an open file is unfinished: its writer died within it, or the disk was full."""
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+
+
 class EventLog:
     """A run's event log open for appending; without a path (ranks other than 0) it drops events.
+
+    A line that an earlier writer left unfinished is ended first, so that it does not take the next event with it.
 
     Where the machine's clock is set, or it stood still with the machine, the next event has one before it that says by
     how much: the times on both sides do not belong together.
@@ -83,7 +92,10 @@ class EventLog:
         self._apart_s: float | None = None
         self._path = path
         with _written(path):
-            self._stream: TextIO | None = path.open("a", encoding="utf-8") if path is not None else None
+            self._stream: TextIO | None = path.open("a+", encoding="utf-8") if path is not None else None
+            if self._stream is not None and is_torn(self._stream.fileno()):
+                self._stream.write("\n")
+                self._stream.flush()
 
     def write(self, event: str, **fields: Any) -> None:
         """Append an event with its time as a JSON line and flush it; a closed log, or one without a path, does nothing.

@@ -31,6 +31,7 @@ from pydantic import ValidationError
 from hetopt.backends.ec2 import facts
 from hetopt.core.artifact import Record
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
+from hetopt.core.events.log import is_torn
 from hetopt.core.search_path import install_command
 from hetopt.optimizer.market.quota import quota_of
 from hetopt.optimizer.plan import Market
@@ -420,8 +421,8 @@ def append_durably(path: Path, line: str) -> None:
     """
     try:
         with path.open("ab+") as stream:
-            if stream.tell() and os.pread(stream.fileno(), 1, stream.tell() - 1) != b"\n":
-                stream.write(b"\n")  # the process before died in the middle of its last line
+            if is_torn(stream.fileno()):
+                stream.write(b"\n")
             stream.write(line.encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())  # of a new file this commits its name, too (ext4, xfs, btrfs)
