@@ -488,7 +488,7 @@ class Engine:
 def announce(
     context: WorkerContext, model: nn.Module, exchange: ExchangeConfig, *, shares: Sequence[int], step: int
 ) -> None:
-    """Log ``run_started`` with all workers' devices, and the network if it was measured; every worker must call it.
+    """Log ``run_started`` with the names of all workers' devices, then ``network_measured`` if it was; collective.
 
     Args:
         context: context of this worker.

@@ -166,7 +166,7 @@ def _training_of(files: Sequence[SourceFile]) -> _Training:
     constructed = {
         name: (value, home)
         for name, value, home in bound
-        if isinstance(value, ast.Call) and called(value)[:1].isupper() and _models(value, home, bound)
+        if isinstance(value, ast.Call) and called(value)[:1].isupper() and _roots_of_models(value, home, bound)
     }
     optimizers = {name: it for name, it in constructed.items() if {name, f"{name}.step"} & stepping} or constructed
     homes = {home for _, home in optimizers.values()}
@@ -176,7 +176,7 @@ def _training_of(files: Sequence[SourceFile]) -> _Training:
             "`optimizer = torch.optim.SGD(model.parameters(), lr=0.1)`."
         )
     (home,) = homes
-    models = dict.fromkeys(model for value, _ in optimizers.values() for model in _models(value, home, bound))
+    models = dict.fromkeys(model for value, _ in optimizers.values() for model in _roots_of_models(value, home, bound))
     known = {name for name, _, function in bound if function in (home, None)}.union(_parameters(home))
     for model in models:
         if model not in known:
@@ -316,13 +316,15 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                     yield from ((ast.unparse(part), node.value) for part in getattr(target, "elts", [target]))
 
 
-def _models(
+def _roots_of_models(
     argument: ast.expr, home: Function | None, bound: Sequence[tuple[str, ast.expr, Function | None]]
 ) -> list[str]:
-    """Return the names of the models whose parameters an optimizer is given, also through a list that has a name.
+    """Return the variable in front of each ``.parameters()`` that an optimizer is given, repeats kept; empty: none.
+
+    Of ``self.model.parameters()`` it is ``self``. A list that has a name is looked up.
 
     Args:
-        argument: expression for the parameters.
+        argument: expression by which the optimizer is made.
         home: function that makes the optimizer; None: the module.
         bound: names that are given a value, each with that and the function around.
     """

@@ -273,7 +273,9 @@ class SshBackend(Led):
         return parse_hosts(options.hosts) if options.hosts is not None else read_hosts(options.inventory or Path())
 
     def mapped(self, plan: Plan, options: Any) -> tuple[PlacedRun, tuple[Host, ...]]:
-        """Return a plan's run on the hosts of launch options, with its prediction and their cost, and these hosts.
+        """Return a plan's run on hosts of the options, its prediction with their cost, and the hosts that take part.
+
+        A plan for other machines is shared by all hosts alike, with a note.
 
         Args:
             plan: plan as it is to be run.

@@ -271,7 +271,10 @@ def time_limit(given: str | float, name: str) -> float | None:
 
 @options
 class Slurm(OnHosts):
-    """Launch options of nodes of a Slurm cluster, each asked for by a separate job."""
+    """Launch options of nodes of a Slurm cluster, each asked for by a separate job.
+
+    ``time_limit`` is in seconds, of each job; a run goes on in another job after it.
+    """
 
     PLACE: ClassVar[str] = "slurm"
 

@@ -88,7 +88,8 @@ def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tupl
     Args:
         run: spec of the run that is to begin, whose batch policy decides.
         shares: the best local batch size of each worker, in samples, by rank.
-        least: samples that a worker of the job needs in a step.
+        least: samples to which the plan's own shares are raised, 1 if the batch is too small for that; shares of
+            other policies may be smaller.
 
     Raises:
         BadInput: the policy cannot divide the batch among so many workers.
@@ -361,12 +362,12 @@ class PredictedExchange:
     """The predicted gradient exchange of a run: compression, seconds per step, overlap, gain and uncertainty.
 
     Attributes:
-        compression: what is sent in every step.
-        exchange_s: seconds that links need in a step.
-        compress_s: seconds that a worker compresses in a step.
+        compression: what an exchange sends.
+        exchange_s: seconds that links need, mean over steps with and without an exchange.
+        compress_s: seconds that a worker compresses and decompresses, mean over steps likewise.
         overlap: how computing hides the exchange.
         gain: retained gradient energy, 0 to 1.
-        log_sd: standard deviation of the log of (true / predicted) time.
+        log_sd: standard deviation of the log of (true / predicted) time of the exchange alone.
         notes: sentences on what was assumed.
         stretch: factor on the steps to a target, over those of summing gradients in every step.
         stretch_log_sd: standard deviation of its log.

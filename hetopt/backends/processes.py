@@ -341,7 +341,7 @@ class ProcessLauncher(ABC):
 
 
 def _longest_silence_s(events: Sequence[LogEvent]) -> float:
-    """Return the longest silence of a healthy run, seconds: its longest step since workers started, and checkpoint.
+    """Return the longest time between logged steps since workers started, plus the longest writing of a checkpoint, s.
 
     0 where nothing was logged.
     """

@@ -184,7 +184,7 @@ class PlainProgress:
     _at_s: float = 0.0
 
     def tell(self, text: str, done: float | None) -> None:
-        """Write a line of progress where one is due: at once of a new kind, else after a minute and a further tenth.
+        """Write a line where one is due: the first of its kind, else a minute and a tenth after the last line.
 
         Args:
             text: words on what is being done; its first phrase tells the kind.

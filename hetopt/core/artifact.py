@@ -256,7 +256,9 @@ def read_record(kind: type[AnyRecord], path: Path, *, hint: str) -> AnyRecord:
 
 
 class ReplacedRecord(Generic[AnyRecord]):
-    """A reader of a record in a small JSON file that others replace; it parses again only after a replacement.
+    """A reader of the newest readable record in a small JSON file that others replace; nothing is raised.
+
+    A file that vanished or is damaged leaves the record of before. It is parsed again only after a replacement.
 
     Args:
         kind: class of the record.

@@ -287,7 +287,9 @@ FRACTION = Unit(what="a fraction", example="0.01, 1% or 100x", scales={"": 1.0, 
 
 
 def quantity(text: str, unit: Unit, what: str) -> float:
-    """Parse a number with its unit into s, USD, bit/s, bytes or a fraction of 1, as ``unit`` says.
+    """Parse a number with its unit into the base unit of ``unit``: s, USD, bit/s, bytes, a fraction of 1, or a count.
+
+    Numbers below 0 and parts of a whole are not refused.
 
     Args:
         text: as written; thousands may be separated by commas or underscores.

@@ -165,8 +165,8 @@ class TrainingMemory(Record):
             else [(copies, kept)]
         )
 
-        def part(step: StepMemory) -> StepMemory:
-            """Return a step's memory on each of the devices that share the replica."""
+        def on_each(step: StepMemory) -> StepMemory:
+            """Return a step's memory on one of the devices: computing at the highest of ``moments``."""
             samples_bytes, left = max(0.0, step.computing_bytes - copies), step.updating_bytes - updating
             computing = max(fixed + share * samples_bytes for fixed, share in moments)
             return step.model_copy(
@@ -179,7 +179,7 @@ class TrainingMemory(Record):
                 "gradient_bytes": math.ceil(sent / devices),
                 "optimizer_bytes": math.ceil(self.optimizer_bytes / devices),
                 "evaluating_bytes": self.evaluating_bytes + (round(gathered) if devices > 1 else 0),
-                "steps": tuple(map(part, self.steps)),
+                "steps": tuple(map(on_each, self.steps)),
             }
         )
 

@@ -34,11 +34,11 @@ Y = Callable[[float], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The vertical scale of a chart: maps values to heights.
+    """The vertical scale of a chart: maps values to fractions of its height, 0 at the bottom and 1 at the top.
 
     Attributes:
-        low: value at the bottom.
-        high: value at the top.
+        low: value at the bottom; a logarithmic scale takes smaller ones for it.
+        high: value at the top, above ``low``.
         logarithmic: whether equal ratios have equal heights; then both ends are above 0.
     """
 

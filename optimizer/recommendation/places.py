@@ -32,6 +32,7 @@ from hetopt.optimizer.recommendation.recommend import recommend, search_problem
 from hetopt.optimizer.search.objective import best_for_some
 from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.search import Effort, search
+from hetopt.optimizer.search.search_space import MAX_TYPES
 
 SHOWN = 3
 """Number of regions that a plan shows: the winner and the next two."""
@@ -210,6 +211,8 @@ def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, n
         request.options,
         market="any",
         quotas=quotas,
+        # An estimate compares clusters of one type, as there are many to rent: of one's own there are few.
+        mixed_types=MAX_TYPES if request.profile.is_counted else request.options.mixed_types,
         types=(),
         exclude=(),
         gpus=(),
@@ -270,7 +273,8 @@ def better_of(
     plan, alone = plans[best], list[str]()
     ways = [way for way in plan.choices if way.candidate is not None]
     if other is None:
-        alone = [f"{'Rented' if best == 'own' else 'Your own'} machines do not keep these limits."]
+        reason = next(iter(refused.values())).message.partition(": ")[0].rstrip(".")
+        alone = [f"{'Rented' if best == 'own' else 'Your own'} machines: {reason}."]
     else:
         taken = (way for way in plans[other].choices if way.candidate == plans[other].chosen)
         ways += [way.model_copy(update={"names": (other,)}) for way in taken]

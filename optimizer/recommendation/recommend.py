@@ -294,7 +294,7 @@ def _other_hints(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]
     demand where only spot was asked for; each is searched anew. Errors are as of `search_problem`.
     """
     profile, options = request.profile, request.options
-    if quotas and options.quotas:
+    if quotas and options.quotas and request.catalog.region != OWN:  # of one's own machines there are no more
         wide = search_problem(replace(request, options=replace(options, quotas={})))
         result = search(wide.space, wide.job, request.limits, effort=Effort(types=1))
         if more := larger_quotas(wide.space, result, options.quotas, request.limits):

@@ -30,7 +30,7 @@ from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
 from hetopt.optimizer.step_time.device_memory import ExchangeLine
 from hetopt.optimizer.step_time.links import COLLECTIVES
-from hetopt.optimizer.step_time.step_time import slower, together
+from hetopt.optimizer.step_time.step_time import overlapped, slower
 
 NEVER_S = 1e12
 """Seconds beyond what anything takes; finite, so that arithmetic stays so."""
@@ -475,7 +475,7 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
         exchange_s = messages * latency + traffic_bytes * s_per_byte * more_traffic
         step_s = computed_s + exchange_s * np.exp(Z90 * columns.share_log_sd[exchange])
         if (beside := _beside(columns, rows, exchange) > 0).any():
-            hidden = together(
+            hidden = overlapped(
                 computed_s[beside], exchange_s[beside], forward=overlap.forward, power=overlap.power, last=overlap.last
             )
             step_s[beside] = hidden.time_s

@@ -23,7 +23,7 @@ from hetopt.optimizer.plan import CostTerm
 from hetopt.optimizer.search.group_shares import Array, Table
 from hetopt.optimizer.search.open_hours import DAY_S, elapsed_s
 from hetopt.optimizer.step_time.posterior import Shape
-from hetopt.optimizer.step_time.step_time import NO_OVERLAP, expected_maximum, growth, together
+from hetopt.optimizer.step_time.step_time import NO_OVERLAP, expected_maximum, growth, overlapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,12 +258,12 @@ def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
     beside = table.under_backward > 0
     forward = np.where(beside, overlap.forward, NO_OVERLAP.forward)
     last = np.where(beside, overlap.last, NO_OVERLAP.last)
-    both = together(compute, exchange, forward=forward, power=overlap.power, last=last)
+    both = overlapped(compute, exchange, forward=forward, power=overlap.power, last=last)
     step = both.time_s + table.compress_s
 
     network_log_sd = np.hypot(table.network_log_sd, table.share_log_sd)
     # A link that is hidden has no derivative, and would still show if it were much slower than it is taken to be.
-    slow = together(compute, exchange * np.exp(Z90 * network_log_sd), forward=forward, power=overlap.power, last=last)
+    slow = overlapped(compute, exchange * np.exp(Z90 * network_log_sd), forward=forward, power=overlap.power, last=last)
     shown = np.log((slow.time_s + table.compress_s) / step) / Z90
     # Compression runs on the workers and shares their error.
     device_share = (both.by_compute + table.compress_s) / step

@@ -40,7 +40,7 @@ from hetopt.core.plain_text import known
 from hetopt.core.run_spec import Synchronization, parse_sync
 from hetopt.core.step_samples import Compression, Configuration
 from hetopt.optimizer.step_time.local_options import PLANNED, communication, is_planned
-from hetopt.optimizer.step_time.step_time import expected_maximum, growth, sharing, slower, together
+from hetopt.optimizer.step_time.step_time import expected_maximum, growth, overlapped, sharing, slower
 
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -405,7 +405,7 @@ def steps(
         some = rows.compressor >= 0
         compress[some] = np.exp(vector[where.compression][kinds.compressor[rows.compressor[some]]])
     forward = np.where(rows.fused, 1.0, 1 / (1 + np.exp(-shared["forward"])))
-    both = together(
+    both = overlapped(
         np.exp(log_compute), np.exp(log_exchange), forward=forward, power=1 + float(np.exp(shared["overlap"]))
     )
     step = both.time_s + compress

@@ -61,10 +61,12 @@ class Together:
     by_power: Array
 
 
-def together(
+def overlapped(
     compute_s: ArrayLike, exchange_s: ArrayLike, *, forward: ArrayLike, power: float, last: ArrayLike = 0.0
 ) -> Together:
-    """Return the seconds of computing and exchanging with overlap, element by element; compression comes on top.
+    """Return the seconds of computing and exchanging with overlap, and derivatives; compression comes on top.
+
+    All element by element.
 
     Args:
         compute_s: seconds of computing.
@@ -136,7 +138,7 @@ def step_time(
     slowest_s = expected_latest_s(compute_s, jitter)
     # The mean of equal times may round to just above them.
     waiting_s = max(0.0, slowest_s - sum(compute_s) / len(compute_s))
-    both = together(slowest_s, exchange_s, forward=overlap.forward, power=overlap.power, last=overlap.last)
+    both = overlapped(slowest_s, exchange_s, forward=overlap.forward, power=overlap.power, last=overlap.last)
     exposed_s = max(0.0, float(both.time_s) - slowest_s)
     if overlap == NO_OVERLAP:
         exposed_s = exchange_s  # exactly

@@ -75,13 +75,16 @@ class Message:
 
 
 class Channel:
-    """One worker's collective operations in a process group; bytes and seconds of each are kept in ``messages``.
+    """One worker's collective operations in a process group; ``messages`` keeps bytes and seconds of each.
+
+    Within `operation` the messages of `all_to_all` and `gather_slices` are kept as one; elsewhere theirs are not.
 
     Attributes ``workers`` and ``rank`` are the size of the group and this worker's place in it (1 and 0 where it is
     alone).
 
-    Tensors are 1-D; those on a GPU travel through the host where the group is gloo's. A worker that is alone sends to
-    nobody, and is counted as if it did. Times contain the wait for workers that come later.
+    Tensors are 1-D (rows per rank for `all_to_all`); those on a GPU travel through the host where the group is gloo's.
+    A worker that is alone sends to nobody, and is counted as if it did. Times contain the wait for workers that come
+    later.
 
     Args:
         group: process group that takes part; None: the default group, or this process alone where there is none.

@@ -185,7 +185,7 @@ def timed_candidates(candidates: Candidates, network: Network, *, device: torch.
 
     Args:
         candidates: exchanges to choose among, whose seconds are not known yet.
-        network: measured speed, so that nothing slow is tried.
+        network: measured speed, by which ratios and the part to time on are chosen so that no trial takes long.
         device: device where gradients lie.
         seed: seed of all randomness, the same on every worker.
 

@@ -274,7 +274,7 @@ def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitabl
             writer.close()
 
     async def run() -> None:
-        """Serve until ``until`` returns or fails, then end what is still answered."""
+        """Serve until ``until`` returns or has an OSError (None: for ever), then finish or cancel open answers."""
         async with await asyncio.start_server(answer, sock=listener) as server:
             with suppress(OSError):
                 await (server.serve_forever() if until is None else until())

@@ -585,7 +585,7 @@ class WantedHost:
 def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
     """Return a plan's machines as hosts h0, h1 and so on, group by group, as fast as the planner took them to be.
 
-    Speeds are relative to the fastest host, for steps of as many samples as each would have if all had as many.
+    A host's speed is that of one of its workers over the fastest worker's, each with an equal share of the batch.
 
     Raises:
         BadInput: the plan does not say how fast its machines were taken to be, or has more of them than there are
