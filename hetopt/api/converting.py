@@ -166,7 +166,7 @@ def _training_of(files: Sequence[SourceFile]) -> _Training:
     constructed = {
         name: (value, home)
         for name, value, home in bound
-        if isinstance(value, ast.Call) and called(value)[:1].isupper() and _roots_of_models(value, home, bound)
+        if isinstance(value, ast.Call) and called(value)[:1].isupper() and _models(value, home, bound)
     }
     optimizers = {name: it for name, it in constructed.items() if {name, f"{name}.step"} & stepping} or constructed
     homes = {home for _, home in optimizers.values()}
@@ -176,10 +176,10 @@ def _training_of(files: Sequence[SourceFile]) -> _Training:
             "`optimizer = torch.optim.SGD(model.parameters(), lr=0.1)`."
         )
     (home,) = homes
-    models = dict.fromkeys(model for value, _ in optimizers.values() for model in _roots_of_models(value, home, bound))
+    models = dict.fromkeys(model for value, _ in optimizers.values() for model in _models(value, home, bound))
     known = {name for name, _, function in bound if function in (home, None)}.union(_parameters(home))
     for model in models:
-        if model not in known:
+        if model.partition(".")[0] not in known:
             raise NotPlain(f"{file.name}: the model {model} has no name of its own where its optimizer is made.")
     names = {getattr(node, kind, None) for node in ast.walk(file.tree) for kind in ("id", "name", "arg")}
     run = "session_run" if "run" in names else "run"
@@ -316,12 +316,13 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                     yield from ((ast.unparse(part), node.value) for part in getattr(target, "elts", [target]))
 
 
-def _roots_of_models(
+def _models(
     argument: ast.expr, home: Function | None, bound: Sequence[tuple[str, ast.expr, Function | None]]
 ) -> list[str]:
-    """Return the variable in front of each ``.parameters()`` that an optimizer is given, repeats kept; empty: none.
+    """Return the model in front of each ``.parameters()`` that an optimizer is given, repeats kept; empty: none.
 
-    Of ``self.model.parameters()`` it is ``self``. A list that has a name is looked up.
+    That is a variable, of a part such as ``model.head`` too, or an attribute of ``self``. A list that has a name is
+    looked up.
 
     Args:
         argument: expression by which the optimizer is made.
@@ -331,7 +332,7 @@ def _roots_of_models(
     names = {node.id for node in ast.walk(argument) if isinstance(node, ast.Name)}
     lists = [value for name, value, function in bound if name in names and function is home]
     return [
-        ast.unparse(node.value).partition(".")[0]
+        ".".join((text := ast.unparse(node.value)).split(".")[: 1 + text.startswith("self.")])
         for expression in (argument, *(value for value in lists if not isinstance(value, ast.Call)))
         for node in ast.walk(expression)
         if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters")

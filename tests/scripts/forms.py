@@ -432,6 +432,22 @@ for x, y in DataLoader(samples(), batch_size=16):
     dist.all_reduce(net.a.weight.grad)
     opt.step()
 ''',
+    "a model of an object": '''
+class Trainer:
+    def __init__(self):
+        self.model = Net()
+
+    def fit(self, loader):
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(x), y)
+            loss.backward()
+            optimizer.step()
+
+
+Trainer().fit(DataLoader(samples(), batch_size=16))
+''',
 }  # fmt: skip
 
 DIFFERS = ("a loss that is a sum",)
