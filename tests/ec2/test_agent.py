@@ -438,8 +438,7 @@ def test_the_end_of_a_run_is_told_after_all_that_it_leaves(objects: S3Objects, t
     """The first host may be lost within its last uploads: a run without its model has not ended."""
     (tmp_path / EVENTS_FILE).write_text('{"event": "run_started"}\n{"event": "training_finished"}\n')
     uploads = Uploads(objects=objects, models=objects, run_dir=tmp_path, leads=True)
-    assert [uploads.events(ended=False), uploads.events(ended=False)] == [True, False]
-    assert events_of(objects) == ["run_started"]
+    assert (uploads.events(ended=False), events_of(objects)) == (True, ["run_started"])
     assert (uploads.events(ended=True), events_of(objects)) == (True, ["run_started", "training_finished"])
 
 
@@ -515,16 +514,8 @@ def test_notices_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
         service.tokens.clear()
         assert is_taken(), "no token is kept"
         assert service.refused == 0
-
-
-@pytest.mark.parametrize("text", ["", "not json", "[]", '{"action": "none"}', '{"action": 3, "time": null}'])
-def test_nonsense_is_no_notice(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with metadata_service({ACTION: text}) as service:
-        monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE, service.url)
-        assert not is_taken()
-
-
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+        for text in ("", "not json", "[]", '{"action": "none"}', '{"action": 3, "time": null}'):
+            service.answers[ACTION] = text
+            assert not is_taken(), text
     monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE, "http://127.0.0.1:9")
-    assert metadata(ID_PATH) is None
-    assert not is_taken()
+    assert (metadata(ID_PATH), is_taken()) == (None, False)

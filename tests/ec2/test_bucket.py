@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import resource
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from hetopt.backends.host.agent import Checkpoints, Uploads
 from hetopt.backends.host.protocol import Placements, placement_of
 from hetopt.core import run_folder
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.core.run_status import RunState
+from hetopt.core.run_status import RunState, log_bytes
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, leftovers
 from tests.ec2.followed import event, latest, put
@@ -119,8 +120,7 @@ def test_no_more_outputs_are_carried_than_may_be(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(run_folder, "MOST_BYTES", 25)
     found = run_folder.written_in(tmp_path)
     assert list(found.sizes) == ["0.txt", "1.txt"]
-    (sentence,) = found.left_out
-    assert "'2.txt' would make it more than 25 B" in sentence
+    assert "'2.txt' would make it more than 25 B" in "".join(found.left_out)
 
 
 def test_what_does_not_arrive_whole_is_not_there(
@@ -248,11 +248,19 @@ def test_no_key_that_a_bucket_can_hold_leads_anywhere(
 def test_an_object_that_is_no_part_of_the_log_is_passed_over(
     cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, order: Order, handle: RunHandle, patience: Patience
 ) -> None:
+    """What the disk has no room for is fetched later, and all that follows it."""
     for name in ("x.jsonl", "²³.jsonl", f"{0:015d}.json", "-1.jsonl", f"{'9' * 400}.jsonl", "a/0.jsonl"):
         put(cloud, order, f"events/{name}", "no event")
-    put(cloud, order, f"events/{0:015d}.jsonl", event("run_started") + event("training_started", step=0))
+    log = event("run_started") + 9000 * event("evaluated", step=1) + event("training_started", step=0)
+    put(cloud, order, f"events/{0:015d}.jsonl", log)
+    patience.now_s += 60
+    resource.prlimit(0, resource.RLIMIT_FSIZE, (len(log) // 2, -1))
+    with pytest.raises(OSError, match="too large"):
+        launcher.poll(handle)
+    resource.prlimit(0, resource.RLIMIT_FSIZE, (-1, -1))
     patience.now_s += 60
     assert launcher.poll(handle).state is RunState.RUNNING
+    assert log_bytes(run_dir) == len(log)
 
 
 @pytest.mark.parametrize("name", ["/{outside}/x", "a//{outside}/x", "link/x"])

@@ -210,8 +210,7 @@ def test_a_script_goes_on_without_a_machine_and_then_with_another(machines: Call
     run.boot("i-2")
     run.all_end(("i-1", "i-2"))
     events = run.events()
-    begun = [event for event in events if event["event"] == "training_started"]
-    assert [event["step"] for event in begun] == [0, alone, paused]
+    assert [event["step"] for event in events if event["event"] == "training_started"] == [0, alone, paused]
     assert (events[-1]["event"], events[-1]["reason"], events[-1]["step"]) == ("training_finished", "script", 300)
     assert replace(run.objects, prefix="models/r").get("model.safetensors")
 

@@ -586,8 +586,7 @@ class Uploads(Checkpoints):
             stream.seek(self._events_sent)
             data = stream.read()
         data = data[: data.rfind(b"\n") + 1]
-        if not ended:
-            data = data.partition(_END)[0]
+        data = data if ended else data.partition(_END)[0]
         if not data or not self.objects.put(f"events/{self._events_sent:015d}.jsonl", data):
             return False
         self._events_sent += len(data)

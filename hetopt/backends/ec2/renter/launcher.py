@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -299,10 +300,12 @@ class Loop(_Renter):
             match = _EVENTS_NAME.fullmatch(name)
             if match is None or entry["Size"] > LARGEST_EVENTS_BYTES or int(match[1]) != have:
                 continue  # no part of a log, or one that is here already
-            body: bytes = self.edge(calls.get_object(self.order, entry["Key"]))["Body"]
-            with path.open("ab") as stream:
-                stream.write(body)
-            have += len(body)
+            try:
+                with path.open("ab") as stream:
+                    have += stream.write(self.edge(calls.get_object(self.order, entry["Key"]))["Body"])
+            except OSError:
+                os.truncate(path, have)  # after half of an object no later one would fit
+                raise
 
     def _fetch_logs(self, folder: str) -> None:
         """Fetch the logs that have grown since they were fetched last; of a long one the bucket has only the end.
