@@ -230,9 +230,9 @@ class ProcessLauncher(ABC):
             logged = log_bytes(run_dir)  # by earlier sessions
             # Whoever is interrupted must know which process it is to end.
             with (log / program.log_name).open("ab") as output, delay_signals():
-                launcher = 0 if self.detached else os.getpid()
+                launcher = str(0 if self.detached else os.getpid())
                 process = subprocess.Popen(
-                    [*program.prefix, sys.executable, "-m", program.module, str(run_dir), str(launcher)],
+                    [*program.prefix, sys.executable, "-m", program.module, str(run_dir), launcher],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

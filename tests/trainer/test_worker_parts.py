@@ -56,10 +56,6 @@ def spec_of(*devices: str, **changes: object) -> RunSpec:
     return RunSpec.model_validate_json(json.dumps(spec))
 
 
-def test_without_torchrun_a_worker_is_alone() -> None:
-    assert Place.of({}) == Place(rank=0, local_rank=0, world_size=1)
-
-
 @pytest.mark.parametrize(
     ("wished", "cuda_devices", "expected"),
     [

@@ -314,7 +314,7 @@ def why_not() -> str | None:
             started = network.popen(0, ["true"], stderr=subprocess.PIPE)
             complaint = started.communicate()[1].decode(errors="replace").strip()
     except NetworkRefused as error:
-        if _lacks_rights(error):
+        if any(refusal in error.reason for refusal in ("not permitted", "ermission denied")):
             return f"a rehearsal makes network namespaces, which {_RIGHTS}"
         return f"this machine's kernel cannot make a rehearsal's network ({error.message.rstrip('.')})"
     return f"no process can be started in a network namespace ({complaint})" if started.returncode != 0 else None
@@ -331,10 +331,6 @@ def _port(place: int) -> str:
 def _names(network_id: str) -> list[str]:
     switch = _switch(network_id)
     return [name for name in namespaces() if name == switch or name.startswith(f"{switch}-")]
-
-
-def _lacks_rights(error: NetworkRefused) -> bool:
-    return "not permitted" in error.reason or "ermission denied" in error.reason
 
 
 Tool = Literal["ip", "tc"]

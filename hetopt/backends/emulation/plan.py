@@ -193,7 +193,11 @@ def rehearse(
         notes = [*([remark(wanted)] if stands_in else []), *notes]
     else:
         scale = Scale(time=factor, links=1.0)
-        notes = _describe(scale, here)
+        sample = formatting.duration(scale.time * here.alone.per_sample_s)
+        notes = [
+            f"At speed 1 a sample takes {sample}, {scale.time:g} times as long as one worker of this machine needs "
+            f"alone: {here.workers} workers fit on {here.processors} processors that way. Link rates are as described."
+        ]
     run = miniature_run(plan.run, hosts, shares, changes, here, scale)
     computed = zip(_workers(hosts), shares, strict=True)
     # All do the optimizer's step at once, after the exchange.
@@ -256,15 +260,6 @@ def _scale_plan(hosts: Sequence[WantedHost], factor: float, slower: float) -> tu
             "weighs more than it would."
         )
     return scale, notes
-
-
-def _describe(scale: Scale, here: SmallWorkers) -> list[str]:
-    """Return notes on what the numbers of a description of hosts mean on this machine."""
-    sample = formatting.duration(scale.time * here.alone.per_sample_s)
-    return [
-        f"At speed 1 a sample takes {sample}, {scale.time:g} times as long as one worker of this machine needs "
-        f"alone: {here.workers} workers fit on {here.processors} processors that way. Link rates are as described."
-    ]
 
 
 def miniature_run(
