@@ -30,7 +30,7 @@ from hetopt.optimizer.search.search_space import machine_options
 from hetopt.optimizer.step_time.model import StepTimeModel, learned_shape, sampled_machines
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Known
-from hetopt.optimizer.step_time.step_time import Breakdown, expected_latest_s, expected_maximum, step_time, together
+from hetopt.optimizer.step_time.step_time import Breakdown, expected_latest_s, expected_maximum, step_time, overlapped
 from hetopt.optimizer.step_time.transfer import (
     WorkerModel,
     reference_host,
@@ -200,7 +200,7 @@ def test_a_hidden_network_that_may_be_slow_still_widens_the_interval() -> None:
 def test_computing_and_exchanging_lie_between_the_longer_and_the_sum(
     compute: float, exchange: float, forward: float, power: float, last: float
 ) -> None:
-    both = together(compute, exchange, forward=forward, power=power, last=last)
+    both = overlapped(compute, exchange, forward=forward, power=power, last=last)
     assert max(compute, exchange) * (1 - 1e-9) <= both.time_s <= (compute + exchange) * (1 + 1e-9)
     assert float(both.by_compute + both.by_exchange) == pytest.approx(float(both.time_s))
 
@@ -212,9 +212,9 @@ def test_derivatives_are_those_of_the_time(
     by = 1e-5
 
     def time_s(f: float = forward, p: float = power, c: float = compute, t: float = exchange) -> float:
-        return float(together(c, t, forward=f, power=p, last=last).time_s)
+        return float(overlapped(c, t, forward=f, power=p, last=last).time_s)
 
-    here = together(compute, exchange, forward=forward, power=power, last=last)
+    here = overlapped(compute, exchange, forward=forward, power=power, last=last)
     logit = np.log(forward / (1 - forward)) + by
     moved = (
         (here.by_compute, time_s(c=compute * np.exp(by))),

@@ -18,6 +18,7 @@ from hetopt.profiler.script import course
 from hetopt.profiler.script.course import ScriptCourse
 from hetopt.profiler.script.observer import Rebatched, Step, Wish, rebatch, samples_given, samples_of
 from hetopt.profiler.script.order import ScriptOrder
+from hetopt.trainer.comm.vectors import energy
 
 OWN = 64
 
@@ -37,7 +38,8 @@ def made(record: Callable[[Any], None] = lambda measured: None, **order: Any) ->
 
 def step(samples: int, time_s: float = 1e-3, gradient: torch.Tensor | None = None) -> Step:
     timed = TimedStep(wall_s=time_s, alone_s=time_s, phases_s=(0.0, 0.0, 0.0, 0.0))
-    return Step(samples=samples, batches=1, timed=timed, gradient=gradient)
+    looked_at = None if gradient is None else (energy(gradient), gradient)
+    return Step(samples=samples, batches=1, timed=timed, gradient=looked_at)
 
 
 @pytest.mark.parametrize(

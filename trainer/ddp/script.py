@@ -638,8 +638,8 @@ class DdpRun:
 
         A scheduler of Accelerate steps so often: under plain torchrun each process has a batch of that size.
         """
-        each = self.batch_of(self._base) / self._base
-        return int(self.steps * each) - int((self.steps - 1) * each)
+        batch = self.batch_of(self._base)
+        return self.steps * batch // self._base - (self.steps - 1) * batch // self._base
 
     def _passes(self) -> float:
         """Return the passes over the data of the loader that was trained on most."""
