@@ -30,7 +30,7 @@ from hetopt.optimizer.search.search_space import machine_options
 from hetopt.optimizer.step_time.model import StepTimeModel, learned_shape, sampled_machines
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Known
-from hetopt.optimizer.step_time.step_time import Breakdown, expected_latest_s, expected_maximum, step_time, overlapped
+from hetopt.optimizer.step_time.step_time import Breakdown, expected_latest_s, expected_maximum, overlapped, step_time
 from hetopt.optimizer.step_time.transfer import (
     WorkerModel,
     reference_host,

@@ -38,8 +38,12 @@ def made(record: Callable[[Any], None] = lambda measured: None, **order: Any) ->
 
 def step(samples: int, time_s: float = 1e-3, gradient: torch.Tensor | None = None) -> Step:
     timed = TimedStep(wall_s=time_s, alone_s=time_s, phases_s=(0.0, 0.0, 0.0, 0.0))
-    looked_at = None if gradient is None else (energy(gradient), gradient)
-    return Step(samples=samples, batches=1, timed=timed, gradient=looked_at)
+    return Step(
+        samples=samples,
+        batches=1,
+        timed=timed,
+        gradient=None if gradient is None else (energy(gradient), gradient),
+    )
 
 
 @pytest.mark.parametrize(
