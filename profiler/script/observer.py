@@ -301,7 +301,7 @@ class Observer:
         self._opens(FORWARD)  # another may follow without another batch
         if self._wish.wants_gradient:
             flat = flat_gradient(self.parameters, torch.float32)  # before the script clips it
-            self._seen.gradient = (energy(flat), flat[sample_of(flat.numel())].clone())
+            self._seen.gradient = (energy(flat), flat[sample_of(flat.numel(), flat.device)])
 
     def may_schedule(self) -> bool:
         """Return whether a learning-rate schedule may step now: parameters may move, or no step was taken yet."""
